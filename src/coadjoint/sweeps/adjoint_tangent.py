@@ -74,7 +74,7 @@ class AdjointState(NamedTuple):
 
     @staticmethod
     def read(ctx: SweepContext) -> AdjointState:
-        """What `setup_context` has kept."""
+        """What `setup_context` has kept; of a scaled sweep, the link has 2^(k_t - k_{t-1}) too."""
         factor, declared, W, a, v, x, p, q, lam, delta, k = ctx.saved_tensors
         rows = ctx.plan.rows
         link = make_link(rows, factor)
@@ -108,11 +108,13 @@ class Adjoint(SweepFunction):
         p: Tensor | None,
         q: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The adjoint loop."""
+        """The adjoint loop with sources s of all states, s_last of the last ones, sa of delta."""
         link = make_link(plan.rows, factor)
         saved = Saved(a, v, x, p, q)
-        lam, delta, k = plan.engine.adjoint(plan, saved, W, s, s_last, sa, link, scaled, True)
+        keep = True  # lam at every step, which the derivatives read
+        lam, delta, k = plan.engine.adjoint(plan, saved, W, s, s_last, sa, link, scaled, keep)
         what = "the costate" if scaled else "the gradient with respect to the state"
+        # The loop ends at the initial states: what was not finite before is not finite there.
         check_range(plan, lam[: plan.rows.B], what, lambda: lam)
         return lam, delta, k
 
@@ -120,7 +122,7 @@ class Adjoint(SweepFunction):
     def setup_context(
         ctx: SweepContext, inputs: Inputs, output: tuple[Tensor, Tensor, Tensor | None]
     ) -> None:
-        """Keep what AdjointState reads."""
+        """Keep what AdjointState reads; k are integers, without a derivative."""
         ctx.plan, _, factor, declared, s, s_last, sa, W, a, v, x, p, q = inputs
         lam, delta, k = output
         ctx.has = (s is not None, s_last is not None, sa is not None)
@@ -134,7 +136,10 @@ class Adjoint(SweepFunction):
     def backward(
         ctx: SweepContext, glam: Tensor | None, gdelta: Tensor | None, _k: None
     ) -> Gradients:
-        """The tangent loop with sources glam and gdelta, and the bend."""
+        """The tangent loop with the gradients by lam and delta as sources, and the bend.
+
+        The bend is the gradient by the saved arrays, from the second derivatives of a step.
+        """
         if autocast_is_on():
             return without_autocast(Adjoint.backward, ctx, glam, gdelta, None)
         link, declared, W, saved, lam, delta, k = AdjointState.read(ctx)
@@ -152,14 +157,14 @@ class Adjoint(SweepFunction):
         wrt = saved.differentiable_names((need.a, need.v, need.x, need.p))
         bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = None
-        if W is not None and need.W:
+        if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
             gW = sum_products(rows, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
         has_s, has_last, has_sa = ctx.has
         gs = None
         if has_s and need.s:
             gs = at_true_scale(plan, mu, k, declared)
         glast = None
-        if has_last and need.s_last:
+        if has_last and need.s_last:  # declared: None, since the loss reads every last state
             k_last = None if k is None else rows.last(k)
             glast = at_true_scale(plan, rows.last(mu), k_last, None)
         return AdjointInputs(
@@ -201,6 +206,7 @@ class Adjoint(SweepFunction):
         del_t = sa_t + f_a' lam_t gives the source    dsa + (d f_a)' lam,
         lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' del_t) gives
                                   ds + link ((d f_x)' lam + r' dW' del + (d r') W' del).
+        r(x) is what W reads of a state.
         """
         link, _, W, saved, lam, delta, k = AdjointState.read(ctx)
         plan = ctx.plan
@@ -282,7 +288,7 @@ class Tangent(SweepFunction):
         p: Tensor | None,
         q: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The tangent loop."""
+        """The tangent loop with sources g [B + N, n] of mu and ga of nu."""
         link = make_link(plan.rows, factor)
         mu, nu = plan.engine.tangent(plan, Saved(a, v, x, p, q), W, g, ga, link)
         check_range(plan, plan.rows.last(mu), "the tangent", lambda: mu)
@@ -299,7 +305,10 @@ class Tangent(SweepFunction):
 
     @staticmethod
     def backward(ctx: SweepContext, gmu: Tensor | None, gnu: Tensor | None) -> Gradients:
-        """The adjoint loop with sources gmu and gnu, and the bend."""
+        """The adjoint loop with the gradients by mu and nu as sources, and the bend.
+
+        The bend is the gradient by the saved arrays, from the second derivatives of a step.
+        """
         if autocast_is_on():
             return without_autocast(Tangent.backward, ctx, gmu, gnu)
         link, W, saved, mu, nu = TangentState.read(ctx)
@@ -314,7 +323,7 @@ class Tangent(SweepFunction):
         wrt = saved.differentiable_names((need.a, need.v, need.x, need.p))
         bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = None
-        if W is not None and need.W:
+        if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
             gW = sum_products(rows, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
         has_g, has_ga = ctx.has
         return TangentInputs(
@@ -349,6 +358,7 @@ class Tangent(SweepFunction):
 
         mu_t = g_t + f_x m_t + f_a nu_t gives the source    dg + (d f_x) m + (d f_a) nu,
         nu_t = ga_t + W r' m_t gives                        dga + dW r' m + W (d r') m.
+        m_t = link_t mu_{t-1}; r(x) is what W reads of a state.
         """
         link, W, saved, mu, nu = TangentState.read(ctx)
         plan = ctx.plan
@@ -376,18 +386,18 @@ class Tangent(SweepFunction):
 def at_saved(
     op: Pointwise, rows: Rows, saved: Saved, xprev: Tensor, *more: Tensor, chunked: bool = False
 ) -> dict[str, Tensor | None]:
-    """A derivative of step_map at the saved arrays.
+    """`op`, a derivative of step_map, at the saved arrays; more: its cotangents or directions.
 
-    chunked: hand on where the rows lie, so that sums over them are taken in chunks of time steps
-    and compiled code may run.
+    xprev: x_{t-1} of each step row. chunked: hand on where the rows lie, so that sums over them are
+    taken in chunks of time steps and compiled code may run.
     """
-    at_hand = (saved.x[rows.B :], saved.q)
+    at_hand = (saved.x[rows.B :], saved.q)  # values of the step that need not be computed again
     chunk_rows = rows if chunked else None
     return op(at_hand, saved.a, saved.v, xprev, saved.p, *more, rows=chunk_rows)
 
 
 def to_state_rows(rows: Rows, g: Tensor | None) -> Tensor | None:
-    """A step array as a state array, zero at the initial states."""
+    """A step array [N, n] as a state array [B + N, n], zero at the initial states."""
     if g is None:
         return None
     return pad(g, (0, 0, rows.B, 0))
@@ -402,7 +412,10 @@ def adjoint(
     sa: Tensor | None,
     link: Link | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """-> (lam [B + N, n], delta [N, g d])."""
+    """The adjoint loop, unscaled: (lam [B + N, n], delta [N, g d]), g gates of d units.
+
+    Sources: s of all states, s_last of each sample's last, sa of delta; None for zero.
+    """
     factor = None if link is None else link.factor
     lam, delta, _ = Adjoint.apply(plan, False, factor, None, s, s_last, sa, W, *saved)
     return lam, delta
@@ -416,7 +429,7 @@ def tangent(
     ga: Tensor | None,
     link: Link | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """-> (mu [B + N, n], nu [N, g d])."""
+    """The tangent loop with sources g of mu and ga of nu: (mu [B + N, n], nu like ga [N, .])."""
     factor = None if link is None else link.factor
     mu, nu = Tangent.apply(plan, factor, g, ga, W, *saved)
     return mu, nu

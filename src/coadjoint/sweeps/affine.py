@@ -45,9 +45,10 @@ class Affine(SweepFunction):
 
     @staticmethod
     def forward(rows: Rows, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
-        """[N, m]."""
+        """The rows y_i M' + b, [N, m]: one product for each chunk of rows."""
         out = empty((len(y), len(M)), y)
-        # A BLAS is slow at few columns that lie side by side.
+        # M may be a transposed view, so that the m columns of M' lie side by side in memory. A BLAS
+        # is slow at that if m is small beside n: there, each column is laid out by itself.
         few_columns = 8 * len(M) <= M.shape[1]
         Mt = M.contiguous().t() if few_columns else M.t()
         for chunk, into in chunks_from_last(rows, y, out):
@@ -62,7 +63,7 @@ class Affine(SweepFunction):
     def setup_context(
         ctx: AffineContext, inputs: tuple[Rows, Tensor, Tensor, Tensor | None], output: Tensor
     ) -> None:
-        """Keep y and M."""
+        """Keep y and M, which the derivatives read."""
         ctx.rows, y, M, _ = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(y, M)
@@ -70,7 +71,7 @@ class Affine(SweepFunction):
 
     @staticmethod
     def backward(ctx: AffineContext, g: Tensor | None) -> Gradients:
-        """(gM, g'y, sum of g) for g [N, m]."""
+        """From the gradient g [N, m] by the result, those by y, M and b: g M, g' y, sum of g_i."""
         if autocast_is_on():
             return without_autocast(Affine.backward, ctx, g)
         y, M = ctx.saved_tensors
@@ -93,11 +94,14 @@ class Affine(SweepFunction):
         through_y = None if dy is None else affine(ctx.rows, dy, M, None)
         through_M = None if dM is None else y @ dM.t()
         out = plus(through_y, through_M, db)
-        return None if out is None else out.expand(len(y), len(M))
+        return None if out is None else out.expand(len(y), len(M))  # db alone is [m]
 
 
 def affine(rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
-    """y_i M' + b; rows: where the rows of a step array lie, None for an array of any other rows."""
+    """y_i M' + b for each row y_i of y [N, n].
+
+    rows: where the rows of a step array lie, so that it is computed by chunks; None if y is none.
+    """
     if rows is None:
         return torch.nn.functional.linear(y, M, b)
     out: Tensor = Affine.apply(rows, y, M, b)
@@ -105,7 +109,7 @@ def affine(rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
 
 
 def align_to_64_bytes(y: Tensor) -> Tensor:
-    """`y`, copied if its memory is not aligned: a BLAS may then add in another order."""
+    """`y`, copied if its memory is not aligned, where a BLAS may add in another order."""
     if y.data_ptr() % 64 == 0:
         return y
     return y.clone(memory_format=torch.contiguous_format)

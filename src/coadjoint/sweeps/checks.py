@@ -52,7 +52,10 @@ def is_deferring_checks() -> bool:
 
 
 def require(holds: Tensor, make_error: MakeError) -> None:
-    """`holds` must be true: now, or after each replay if this thread captures a graph."""
+    """`holds`, one bool, must be true: now, or after each replay if this thread captures a graph.
+
+    make_error(): the error otherwise; None if a closer look finds that all is well.
+    """
     checks = _collected.get()
     if checks is not None:
         checks.append(Check(holds, make_error))

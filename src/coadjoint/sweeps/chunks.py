@@ -21,8 +21,13 @@ FEW_ROWS = 256
 def chunks_from_last(
     rows: Rows | None, *arrays: Tensor, few: bool = False
 ) -> Iterator[Sequence[Tensor]]:
-    """Parts of the step arrays for one BLAS call each, the last first; few: short parts."""
+    """Parts of the arrays, the same rows of each, for one BLAS call; the last rows come first.
+
+    rows: where the rows of step arrays lie; None for other arrays, which are one chunk.
+    few: parts of FEW_ROWS rows at most.
+    """
     count = len(arrays[0])
+    # A chunk has about ROWS_PER_CHUNK rows; only those of a large batch are longer, and are split.
     size = FEW_ROWS if few else 2 * ROWS_PER_CHUNK
     chunks = rows.chunks if rows else [range(count)]
     # On a GPU products of different sizes differ in their bits anyway, and every launch costs as
@@ -39,9 +44,9 @@ class Sum:
     """A sum over rows that may arrive in segments, the last segment first."""
 
     def __init__(self) -> None:
-        self.value: Tensor | None = None
-        self.dtype: torch.dtype | None = None
-        self.may_overwrite = False
+        self.value: Tensor | None = None  # in float64 from the second term on
+        self.dtype: torch.dtype | None = None  # of the terms
+        self.may_overwrite = False  # is `value` an array made here, which nobody else holds?
 
     def add(self, part: Tensor) -> None:
         """Add a term: the first as it is, the others in float64."""
@@ -50,17 +55,17 @@ class Sum:
             self.value = part
             return
         in_place = self.value.dtype == torch.float64 and self.may_overwrite
-        if in_place and not torch.is_grad_enabled():
+        if in_place and not torch.is_grad_enabled():  # autograd may hold the old value
             self.value += part
         else:
             self.value = self.value.double() + part
             self.may_overwrite = True
 
     def add_product(self, rows: Rows | None, y: Tensor, r: Tensor) -> None:
-        """Add the sum over rows of y_i r_i'."""
+        """Add the sum over rows of y_i r_i', [n, m], for y [N, n] and r [N, m]."""
         # Products are faster with the narrower array first, up to ten times if it is very narrow.
         r_first = r.shape[1] < y.shape[1]
-        few = y.shape[1] * r.shape[1] <= 64
+        few = y.shape[1] * r.shape[1] <= 64  # so small that a BLAS adds the rows one by one
         for y_part, r_part in chunks_from_last(rows, y, r, few=few):
             if r_first:
                 self.add(torch.mm(r_part.t(), y_part).t())
@@ -68,7 +73,7 @@ class Sum:
                 self.add(torch.mm(y_part.t(), r_part))
 
     def add_rows(self, rows: Rows | None, y: Tensor) -> None:
-        """Add the sum over rows of y_i."""
+        """Add the sum over rows of y_i, [n], for y [N, n]."""
         for (part,) in chunks_from_last(rows, y):
             self.add(part.sum(0))
 
@@ -80,14 +85,14 @@ class Sum:
 
 
 def sum_products(rows: Rows | None, y: Tensor, r: Tensor) -> Tensor:
-    """The sum over rows of y_i r_i', [n, m]."""
+    """The sum over rows of y_i r_i', [n, m], for y [N, n] and r [N, m]; rows None: one chunk."""
     products = Sum()
     products.add_product(rows, y, r)
     return products.total()
 
 
 def sum_rows(rows: Rows | None, y: Tensor) -> Tensor:
-    """The sum over rows of y_i, [n]."""
+    """The sum over rows of y_i, [n], for y [N, n]; rows None: one chunk."""
     terms = Sum()
     terms.add_rows(rows, y)
     return terms.total()

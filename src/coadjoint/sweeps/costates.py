@@ -83,7 +83,7 @@ class RecurrenceRun(HasLayout):
 
     @property
     def visible_states(self) -> Tensor:
-        """The first slot of x, [T + 1, B, hidden]."""
+        """The first slot of x, the part that others read, [T + 1, B, hidden]."""
         return self.x[..., : self.hidden]
 
 
@@ -139,7 +139,7 @@ class BaseCostates(ABC):
     def at(self, i: int) -> Tensor:
         """lam_i at true scale, [B, ...]: 0 or inf where it leaves the range of its type."""
         mantissa = self.mantissa_at(i)
-        entry_axes = mantissa.dim() - 1
+        entry_axes = mantissa.dim() - 1  # a sample's entries have one exponent in common
         return scale(mantissa, self.exponent[i].reshape(-1, *(1,) * entry_axes))
 
     @property
@@ -148,7 +148,7 @@ class BaseCostates(ABC):
         return (self,)
 
     def forwards(self) -> BaseCostates:
-        """The costates of the layers that read forwards, joined."""
+        """The costates of the layers that read forwards, joined: here, all of them."""
         return self
 
     @property
@@ -219,7 +219,10 @@ class BaseCostates(ABC):
         return value if self.complete else value + self.squares_at_zero()
 
     def squares_at_zero(self) -> Tensor:
-        """[L + 1, B]: the squares of costates whose norm is zero, for their second derivatives."""
+        """[L + 1, B]: the squared norms of those costates that are zero, and 0 for the others.
+
+        All are 0; what counts is their second derivatives, which size^2 lacks where size is 0.
+        """
         squares = []
         for i, mantissa in enumerate(self._mantissas()):
             zeros = scale(keep_where_zero(mantissa, self.size[i]), self.exponent[i][:, None])
@@ -236,11 +239,11 @@ class BaseCostates(ABC):
         return torch.where(self.mask, value, math.nan)
 
     def log_ratios(self) -> Tensor:
-        """The ratios log ||lam_i|| - log ||lam_{i+1}||, [L, B] float64.
+        """The log-ratios log ||lam_i|| - log ||lam_{i+1}||, [L, B] float64.
 
         NaN where one of the two is zero or missing.
 
-        Taken from mantissas and differences of exponents, so that it keeps its digits at any L.
+        Taken from mantissas and differences of exponents, so that they keep their digits at any L.
         """
         log = self._log_size()
         k = self.exponent
@@ -332,7 +335,7 @@ class Costates(BaseCostates):
     def mask(self) -> Tensor:
         """[T + 1, B]: does the costate exist?"""
         rows = self.trajectory.layout.rows
-        if rows.uniform:
+        if rows.uniform:  # made on the device, so that nothing is copied to it
             return torch.ones(rows.T + 1, rows.B, dtype=torch.bool, device=self.rows.device)
         return self.trajectory.mask.to(self.rows.device)
 
@@ -343,8 +346,8 @@ class Costates(BaseCostates):
 
     def last_mantissa(self) -> Tensor:
         """[B, n]: the mantissa of each sample's last costate."""
-        at = self.last[None, :, None].expand(1, -1, self.mantissa.shape[2])
-        return self.mantissa.gather(0, at)[0]
+        last_step = self.last[None, :, None].expand(1, -1, self.mantissa.shape[2])
+        return self.mantissa.gather(0, last_step)[0]
 
     @property
     def visible_states(self) -> Tensor:
@@ -370,5 +373,5 @@ class Costates(BaseCostates):
         return zeros.square().sum(-1)
 
     def pull_mantissas(self) -> Tensor:
-        """J_t' mantissa_t, t = 1..T: [T, B, n]."""
+        """J_t' mantissa_t, t = 1..T, J_t = dx_t/dx_{t-1}: [T, B, n]."""
         return self.trajectory.layout.padded(self.trajectory.run.pull(self.rows))

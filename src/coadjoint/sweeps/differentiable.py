@@ -82,9 +82,12 @@ class Forward(SweepFunction):
         x0: Tensor,
         p: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The forward loop."""
+        """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
+
+        q: values inside f that the slopes read again, if the engine keeps them.
+        """
         x, a, q = plan.engine.forward(plan, base, v, W, x0, p)
-        last = plan.rows.last(x).clone()
+        last = plan.rows.last(x).clone()  # an output must not be a view of another
         check_range(plan, last, "the state", lambda: x)
         return x, a, last, q
 
@@ -126,7 +129,7 @@ class Forward(SweepFunction):
         dx0: Tensor | None,
         dp: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, None]:
-        """The tangent loop."""
+        """The tangent loop: directions of x, a and the last states from those of the inputs."""
         v, W, p, x, a, q = ctx.saved_tensors
         plan = ctx.plan
         mu, nu = push(plan, Saved(a, v, x, p, q), W, dbase, dv, dW, dx0, dp)
@@ -143,7 +146,11 @@ def push(
     dx0: Tensor | None = None,
     dp: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangents (mu, nu) of a forward sweep along a change of its inputs."""
+    """The tangents mu of x and nu of a along a change of the inputs of a forward sweep.
+
+    The changes give the sources of the tangent loop: g_t = f_v dv_t + f_p dp, dx0 at the initial
+    states, and ga_t = dbase_t + dW r(x_{t-1}). A change of None is zero.
+    """
     rows = plan.rows
     xprev = rows.prev(saved.x)
     along = present_directions(v=dv, p=dp)
@@ -168,7 +175,10 @@ def forward_gradient(
     ga: Tensor | None,
     need: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of a forward sweep by (base, v, W, x0, p); need: by which of them."""
+    """The gradient of a forward sweep by (base, v, W, x0, p); need: by which of them.
+
+    gx, glast, ga: the gradients by its results, the states, the last states and a.
+    """
     _, need_v, need_W, need_x0, need_p = need
     rows = plan.rows
     wrt: tuple[str, ...] = ()
@@ -178,11 +188,13 @@ def forward_gradient(
         wrt += ("p",)
     if torch.is_grad_enabled() or wrt or is_transformed():
         lam, delta, _ = Adjoint.apply(plan, False, None, None, gx, glast, ga, W, *saved)
-    else:  # nobody will differentiate this sweep or read lam between its ends: it is not kept
+    else:
+        # Nobody will differentiate this sweep or read lam between its ends, so that the engine need
+        # not keep it: sweep(False). If a value leaves the range, sweep(True) finds the step.
         sweep = functools.partial(plan.engine.adjoint, plan, saved, W, gx, glast, ga, None, False)
         lam, delta, _ = sweep(False)
         check_range(
-            plan, lam[: rows.B], ("the gradient with respect to the state"), lambda: sweep(True)[0]
+            plan, lam[: rows.B], "the gradient with respect to the state", lambda: sweep(True)[0]
         )
     by_step: dict[str, Tensor | None] = {}
     if wrt:

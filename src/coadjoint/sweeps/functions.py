@@ -89,7 +89,7 @@ def with_quick_apply(function: FunctionType) -> FunctionType:
             return without_autocast(apply, *args)
         if transforms_are_on():
             return usual(*args)
-        args = unwrap_dead_wrappers(args)
+        args = unwrap_dead_wrappers(args)  # those of transforms that have ended
         if torch.is_grad_enabled() or forward_mode_is_on():
             return direct(*args)
         return function.forward(*args)
@@ -108,10 +108,12 @@ class PrimalContext:
     """A context whose saved tensors have lost the directions of the jvp that is under way."""
 
     def __init__(self, ctx: Context) -> None:
+        """Take the tensors of `ctx` without their directions."""
         self.ctx = ctx
         self.saved_tensors = tuple(map(primal_value, ctx.saved_tensors))
 
     def __getattr__(self, name: str) -> object:
+        """Everything else is that of the context."""
         return getattr(self.ctx, name)
 
 
@@ -148,11 +150,13 @@ def needed_inputs(ctx: Context) -> tuple[bool, ...]:
     ctx.needs_input_grad tells what can be differentiated. Of those inputs, only the ones on the way
     to a tensor whose gradient is being computed are needed.
     """
+    # An input that cannot be differentiated has no node: the others have theirs, in order.
     nodes = iter([node for node, _ in ctx.next_functions if node is not None])
     return tuple(need and _is_needed(next(nodes)) for need in ctx.needs_input_grad)
 
 
 def _is_needed(node: Node) -> bool:
+    """Does the backward pass under way go on to this node, from which an input came?"""
     try:
         return will_run(node)
     except RuntimeError:  # a leaf among the inputs of torch.autograd.grad

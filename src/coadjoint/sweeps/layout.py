@@ -23,7 +23,10 @@ Sequences = Tensor | PackedSequence | Sequence[Tensor]
 
 
 def check_dense(name: str, y: object) -> Tensor:
-    """`y`, if it is a tensor whose numbers are all in memory; otherwise an error."""
+    """`y`, if it is a tensor whose numbers are all in memory; otherwise an error.
+
+    name: what the message calls it, such as "sequence 3 of `u`".
+    """
     if not isinstance(y, Tensor):
         raise KindError(f"{name} must be a tensor; got {type(y).__name__}.")
     if y.is_nested:
@@ -31,8 +34,9 @@ def check_dense(name: str, y: object) -> Tensor:
             f"{name} is a nested tensor; expected a plain one: pad it, and pass lengths=."
         )
     if y.layout != torch.strided:
-        argument = name.split()[-1].strip("`")
+        argument = name.split()[-1].strip("`")  # its last word, such as u
         raise KindError(f"{name} is a sparse tensor; expected a dense one: {argument}.to_dense().")
+    # Under torch.compile there is no memory yet to look at.
     if not torch.compiler.is_compiling() and has_lost_memory(y):
         raise InputError(
             f"{name} was freed: its storage is smaller than its shape. Pass a tensor with its data."
@@ -41,7 +45,10 @@ def check_dense(name: str, y: object) -> Tensor:
 
 
 def tensor_of(name: str, value: object, like: Tensor | None = None) -> Tensor:
-    """A dense tensor from anything that torch can convert, on the device of `like`."""
+    """A dense tensor from anything that torch can convert, on the device of `like` if given.
+
+    name: what a message calls it.
+    """
     try:
         y = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
@@ -62,22 +69,22 @@ class Layout:
 
     @staticmethod
     def of(lengths: Sequence[int] | None, T: int, B: int) -> Layout:
-        """For B samples of these lengths; None: all have T steps."""
+        """For B samples of these lengths, the longest T; None: all have T steps."""
         if lengths is None or min(lengths) == T:
             return Layout(uniform_rows(T, B), None)
         n = np.array(lengths)
-        order = np.argsort(-n, kind="stable")
-        samples_at_step = (n > np.arange(T)[:, None]).sum(1)
+        order = np.argsort(-n, kind="stable")  # the longest first
+        samples_at_step = (n > np.arange(T)[:, None]).sum(1)  # step t + 1 exists where n > t
         return Layout(Rows(samples_at_step.tolist()), order)
 
     @property
     def is_dense(self) -> bool:
-        """Are the rows [T, B, .] as it is, without padding or sorting?"""
+        """Are the rows those of an array [T, B, .] as it lies, without padding or sorting?"""
         return self.rows.uniform and self.order is None
 
     @property
     def sample(self) -> Tensor:
-        """The user's sample of each row of a step array."""
+        """The number of the user's sample to which each row of a step array belongs, [N]."""
         if self.order is None:
             return self.rows.sample
         return torch.from_numpy(self.order[self.rows.index.sample])
@@ -91,7 +98,8 @@ class Layout:
         """[T, B, ...] -> [N, ...]; values beyond a sample's length are not read."""
         if self.is_dense:
             return y.flatten(0, 1)
-        return y[(self.rows.time - 1).to(y.device), self.sample.to(y.device)]
+        step = self.rows.time - 1  # times count from 1
+        return y[step.to(y.device), self.sample.to(y.device)]
 
     def sort(self, y: Tensor) -> Tensor:
         """Samples [B, ...] in the order of the rows."""
@@ -106,18 +114,19 @@ class Layout:
         return y.index_select(0, torch.from_numpy(self.inverse_order).to(y.device))
 
     def padded(self, y: Tensor, fill: float = 0) -> Tensor:
-        """Step rows [N, ...] -> [T, B, ...]."""
+        """Step rows [N, ...] -> [T, B, ...] in the user's order; `fill` after a sample's end."""
         T = self.rows.T
         B = self.rows.B
         flat = y
         if not self.is_dense:
+            # Step t of sample i is row (t - 1) B + i of the padded array.
             index = ((self.rows.time - 1) * B + self.sample).to(y.device)
             flat = y.new_full((T * B, *y.shape[1:]), fill).index_copy(0, index, y)
         out: Tensor = flat.unflatten(0, (T, B))
         return out
 
     def padded_states(self, x: Tensor, fill: float = 0) -> Tensor:
-        """State rows [B + N, ...] -> [T + 1, B, ...]."""
+        """State rows [B + N, ...] -> [T + 1, B, ...]; the initial states come first."""
         B = self.rows.B
         if self.is_dense:
             out: Tensor = x.unflatten(0, (self.rows.T + 1, B))
@@ -156,7 +165,8 @@ def lay_out(u: object, lengths: object, inputs: int, like: Tensor) -> tuple[Layo
     """The layout and the step rows [N, inputs] of the user's sequences.
 
     u: [T, B, inputs], with lengths or without; a list of [T_i, inputs]; or a PackedSequence. Its
-    type and device must be those of `like`. NaN and inf are refused, on a CPU.
+    type and device must be those of `like`. NaN and inf are refused on a CPU; a GPU would have to
+    be waited for.
     """
     if isinstance(u, Tensor) and is_batched(u):
         raise vmap_error()
@@ -190,6 +200,7 @@ def refuse_lengths(lengths: object, what: str) -> None:
 
 
 def _lay_out_packed(u: PackedSequence, inputs: int, like: Tensor) -> tuple[Layout, Tensor]:
+    """`lay_out` of a PackedSequence, whose data are step rows already, the longest sample first."""
     check_like("u", u.data, like)
     rows = Rows(u.batch_sizes.tolist())
     flat = u.data
@@ -206,6 +217,7 @@ def _lay_out_packed(u: PackedSequence, inputs: int, like: Tensor) -> tuple[Layou
 
 
 def _lay_out_padded(u: Tensor, lengths: object, inputs: int, like: Tensor) -> tuple[Layout, Tensor]:
+    """`lay_out` of a tensor [T, B, inputs]; lengths None: all samples have T steps."""
     check_like("u", u, like)
     if u.dim() != 3 or u.shape[2] != inputs:
         hint = ""
@@ -226,17 +238,19 @@ def _lay_out_padded(u: Tensor, lengths: object, inputs: int, like: Tensor) -> tu
 
 
 def _lay_out_list(u: Sequence[object], inputs: int, like: Tensor) -> tuple[Layout, Tensor]:
+    """`lay_out` of a list of tensors [T_i, inputs]."""
     if not u:
         raise InputError("`u` is an empty list; expected at least one sequence [T_i, inputs].")
     sequences = [_check_sequence(i, y, inputs, like) for i, y in enumerate(u)]
     n = [len(y) for y in sequences]
     layout = Layout.of(n, max(n), len(n))
-    begins = torch.from_numpy(np.cumsum(n) - n)
+    begins = torch.from_numpy(np.cumsum(n) - n)  # of each sequence, when all are joined
     flat = torch.cat(sequences)[begins[layout.sample] + layout.rows.time - 1]
     return layout, flat
 
 
 def _check_sequence(i: int, y: object, inputs: int, like: Tensor) -> Tensor:
+    """Sequence i of the user's list, `y`, if it is a tensor [T_i, inputs] of the kind of `like`."""
     name = f"sequence {i} of `u`"
     if not isinstance(y, Tensor):
         raise InputError(
@@ -265,7 +279,7 @@ def nonfinite_error(layout: Layout, u: Tensor) -> InputError | None:
 
 
 def check_lengths(lengths: object, T: int, B: int) -> list[int] | None:
-    """The lengths of B samples, the longest T, as numbers; None stays None."""
+    """The lengths of B samples as a list of ints, in 1..T and the longest T; None stays None."""
     if lengths is None:
         return None
     n = tensor_of("lengths", lengths).cpu()
@@ -300,8 +314,8 @@ def check_like(name: str, y: Tensor, like: Tensor) -> None:
             ".to()."
         )
     if y.dtype != like.dtype:
-        argument = name.split()[0].strip("`")
-        raise KindError(
+        argument = name.split()[0].strip("`")  # its first word: u, or sequence
+        raise KindError(  # [6:] leaves out "torch."
             f"{name} is {str(y.dtype)[6:]} but the network is {str(like.dtype)[6:]}; convert it "
             f"with {argument}.to({like.dtype})."
         )

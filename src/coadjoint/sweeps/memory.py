@@ -26,14 +26,17 @@ _lock = threading.Lock()
 
 
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    """An array of this shape whose values are not set, with the type and device of `like`."""
+    """An array of this shape whose values are not set, with the type and device of `like`.
+
+    A large one on a CPU lies in memory that was used before, where such memory is free.
+    """
     size = math.prod(shape) * like.element_size()
     if size < SMALL or like.device.type != "cpu":
         return like.new_empty(tuple(shape))
     # Deterministic mode fills what torch allocates, and a traced tensor has no storage to share.
     if torch.are_deterministic_algorithms_enabled() or is_traced(like):
         return like.new_empty(tuple(shape))
-    with _lock:
+    with _lock:  # until the array holds the storage, another thread might take it too
         storage = _find_storage(size)
         array = like.new_empty(0)
         array.set_(storage, 0, tuple(shape))  # type: ignore[call-overload]
@@ -46,12 +49,12 @@ def _find_storage(size: int) -> UntypedStorage:
     _last_request[size] = number
     storages = _storages.setdefault(size, [])
     for storage in storages:
-        if holder_count(storage) == 1:  # Python alone
+        if holder_count(storage) == 1:  # its Python object, which `storages` holds, alone
             return storage
-    stale = [other for other, last in _last_request.items() if number - last > STALE]
-    for other in stale:
-        del _storages[other]
-        del _last_request[other]
+    stale_sizes = [old for old, last in _last_request.items() if number - last > STALE]
+    for stale_size in stale_sizes:
+        del _storages[stale_size]
+        del _last_request[stale_size]
     storage = UntypedStorage(size)
     storages.append(storage)
     return storage

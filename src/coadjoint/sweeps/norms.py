@@ -19,8 +19,10 @@ class _Norm(SweepFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
+        """||x||_2 of [..., n], also where the squares of x underflow or overflow: [...]."""
         size: Tensor = torch.linalg.vector_norm(x, 2, -1)
         # The squares may have left the range where the norm has not: scale by the largest entry.
+        # On a GPU always, since the answer whether it is so would have to be waited for.
         if x.is_cuda or not is_within_range(size, 0):
             k = torch.frexp(x.abs().amax(-1)).exponent
             size = scale(torch.linalg.vector_norm(scale(x, -k[..., None]), 2, -1), k)
@@ -28,6 +30,7 @@ class _Norm(SweepFunction):
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Keep x and its norm."""
         ctx.save_for_backward(*inputs, output)
         ctx.save_for_forward(*inputs, output)
 
@@ -42,7 +45,7 @@ class _Norm(SweepFunction):
             g = torch.where(is_normal, g, 0)
         size = size[..., None]
         g = g[..., None]
-        if torch.is_grad_enabled() or is_transformed():
+        if torch.is_grad_enabled() or is_transformed():  # torch cannot differentiate out=
             scaled: Tensor = x / size * g
             return scaled
         quotient: Tensor = torch.div(x, size, out=empty(x.shape, x))
@@ -59,7 +62,7 @@ class _Norm(SweepFunction):
 
 
 def is_within_range(size: Tensor, low: float) -> bool:
-    """Is every entry above `low` and finite? Not for a GPU, which would have to be waited for."""
+    """Is every entry above `low` and finite? Call it on a CPU only: a GPU would be waited for."""
     if not size.numel():
         return True
     least, most = size.detach().aminmax()  # torch 2.11 has no forward-mode derivative of it
@@ -86,10 +89,11 @@ def norm(x: Tensor) -> Tensor:
 
 
 def keep_where_zero(x: Tensor, size: Tensor) -> Tensor:
-    """Keep x where its norm `size` is 0, and so has no derivatives; the constant 0 elsewhere.
+    """`x` where its norm `size` is 0, or below the normal range; the constant 0 elsewhere.
 
-    A squared norm is smooth at 0, with second derivative 2, which size^2 does not have there. The
-    squares of this, added to it, give it back; they change neither the value nor the gradient.
+    At x = 0 the squared norm has the second derivative 2, but size^2 has 0, since the derivatives
+    of `norm` are 0 there. The squares of what this returns, added to size^2, restore the 2; they
+    change neither the value nor the gradient.
     """
     is_zero = size.detach() < torch.finfo(size.dtype).tiny
     return torch.where(is_zero[..., None], x, 0)

@@ -17,39 +17,42 @@ def at_true_scale(plan: SweepPlan, mu: Tensor, k: Tensor | None, declared: Tenso
 
     declared [rows of mu]: where the loss reads the state. Elsewhere the derivative is 0 if 2^-k_t
     is out of range, since there is no source that it could change. k None: mu as it is.
+    mu has one row for each state, or for each sample's last state.
     """
     if k is None:
         return mu
     rows = plan.rows
-    true = scale(mu, -k[:, None])
+    true_mu = scale(mu, -k[:, None])
     if declared is not None:
+        # Beyond SAFE_EXPONENT 2^-k_t may leave the range in the products that follow.
         in_reach = declared | (k > -SAFE_EXPONENT[mu.dtype])
-        true = torch.where(in_reach[:, None], true, 0)
+        true_mu = torch.where(in_reach[:, None], true_mu, 0)
 
     def make_error() -> NumericalError | None:
-        bad_rows = (~torch.isfinite(true).all(1)).nonzero()
+        bad_rows = (~torch.isfinite(true_mu).all(1)).nonzero()
         if not len(bad_rows):
             return None
-        bad = int(bad_rows[0, 0])
+        bad_row = int(bad_rows[0, 0])
         if len(mu) == rows.B + rows.N:
-            t = time_of_row(rows, bad)
+            t = time_of_row(rows, bad_row)
         else:  # one row for each sample, at its last step
-            t = rows.begin + int(rows.lengths[bad])
+            t = rows.begin + int(rows.lengths[bad_row])
         return NumericalError(
             f"the second adjoint is outside the range of {str(mu.dtype)[6:]} at t = {t}: the "
             "penalty's derivative with respect to the loss's gradient at that step is of the "
-            f"order of 2^{-int(k[bad])}. Use float64, a shorter sequence or a smaller gain; if "
+            f"order of 2^{-int(k[bad_row])}. Use float64, a shorter sequence or a smaller gain; if "
             "the loss does not read that step, mark it with mask=."
         )
 
-    require_finite(plan, true, make_error)
-    return true
+    require_finite(plan, true_mu, make_error)
+    return true_mu
 
 
 def check_range(plan: SweepPlan, end: Tensor, what: str, states: Callable[[], Tensor]) -> None:
-    """Check a sweep by its last values: what left the range on the way is not finite there.
+    """Check a sweep by the values where it ends: what left the range before is not finite there.
 
-    what: the quantity, for the message. states(): its values at all steps, to find the bad one.
+    end: those values, [B, n]. what: the quantity, for the message. states(): its values at all
+    steps, to find the one where it left the range.
     """
 
     def make_error() -> NumericalError | None:
@@ -57,6 +60,7 @@ def check_range(plan: SweepPlan, end: Tensor, what: str, states: Callable[[], Te
             return None
         bad_rows = (~torch.isfinite(states()).all(1)).nonzero()[:, 0].tolist()
         times = [time_of_row(plan.rows, row) for row in bad_rows]
+        # The step that failed first: in the order of time, or against it.
         runs_forwards = what in ("the state", "the tangent")
         t = min(times) if runs_forwards else max(times)
         return NumericalError(
@@ -68,7 +72,11 @@ def check_range(plan: SweepPlan, end: Tensor, what: str, states: Callable[[], Te
 
 
 def blame_penalty(rows: Rows, glam: Tensor | None, error: NumericalError) -> NumericalError:
-    """The error to raise for a tangent sweep: the penalty's, if glam is not finite itself."""
+    """The error to raise for a tangent sweep that failed with `error`.
+
+    Its source glam [B + N, n] is the penalty's derivative by the costates: where that is not finite
+    itself, the penalty is to blame and not the sweep.
+    """
     if glam is None:
         return error
     bad_rows = (~torch.isfinite(glam).all(1)).nonzero()[:, 0].tolist()
@@ -82,7 +90,10 @@ def blame_penalty(rows: Rows, glam: Tensor | None, error: NumericalError) -> Num
 
 
 def time_of_row(rows: Rows, row: int) -> int:
-    """The time step t of a row of a state array; 0 for the initial states."""
+    """The time step t of a row of a state array, in the sequence of which `rows` may be a part.
+
+    The first B rows are the states before the first step, at t = rows.begin.
+    """
     if row < rows.B:
         return rows.begin
     return rows.begin + int(rows.time[row - rows.B])

@@ -25,7 +25,10 @@ from .rows import Link, Rows
 
 
 class Saved(NamedTuple):
-    """The arrays that a forward sweep saves: the point at which slopes and bends are taken."""
+    """The arrays that a forward sweep saves: the point at which slopes and bends are taken.
+
+    d units; g gates and s slots of the cell. Rows are those of sweeps.rows.
+    """
 
     a: Tensor  # [N, g d]; without values where the engine found that no derivative reads it
     v: Tensor | None  # [N, side d]
@@ -39,8 +42,8 @@ class Saved(NamedTuple):
         return Saved(*detached)  # type: ignore[arg-type]
 
     def differentiable_names(self, need: Sequence[bool]) -> tuple[str, ...]:
-        """Which of a, v, x, p are there and need a gradient."""
-        candidates = zip("avxp", self, need, strict=False)
+        """Which of a, v, x, p are there and need a gradient; need: does each of the four?"""
+        candidates = zip("avxp", self, need, strict=False)  # q, the fifth, is a constant
         return tuple(name for name, y, needed in candidates if y is not None and needed)
 
 
@@ -59,7 +62,7 @@ class Engine(Protocol):
         x0: Tensor,
         p: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """-> (x, a, q)."""
+        """x_t = f(a_t, v_t, x_{t-1}, p) with a_t = base_t + W r(x_{t-1}) -> (x, a, q of Saved)."""
 
     def adjoint(
         self,
@@ -74,8 +77,9 @@ class Engine(Protocol):
         keep: bool,
         k_last: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """-> (lam, delta, k).
+        """The loop from the last step to the first -> (lam [B + N, n], delta [N, g d], k [B + N]).
 
+        s, s_last, sa: the sources of all states, of each sample's last one, and of delta.
         scaled: choose exponents k and return mantissas, lam_t = mantissa_t 2^k_t; otherwise k is
         None. keep: lam will be read at every step, not at the first alone. k_last [B]: the source
         of the last states is s_last 2^k_last, beside s or alone (scaled sweeps).
@@ -90,7 +94,7 @@ class Engine(Protocol):
         ga: Tensor | None,
         link: Link | None,
     ) -> tuple[Tensor, Tensor]:
-        """-> (mu, nu)."""
+        """The tangents mu [B + N, n] of x and nu [N, g d] of a, for their sources g and ga."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +115,7 @@ class SweepPlan:
     defers_checks: bool = field(default_factory=is_deferring_checks)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse copy and pickle, which call this."""
         raise Unsupported(
             "a run of a network and its costates belong to the process that made them and cannot "
             "be copied or pickled: copy their tensors, trajectory.x.detach() or "
@@ -119,10 +124,13 @@ class SweepPlan:
 
 
 def require_finite(plan: SweepPlan, y: Tensor, make_error: MakeError) -> None:
-    """Check that y is finite: at once on a CPU, in `settle_checks` on a GPU."""
+    """Check that y is finite: at once on a CPU, in `settle_checks` on a GPU.
+
+    make_error(): looks at every value; the error, or None for a false alarm.
+    """
     if not plan.checked:
         return
-    # A sum is finite only if all of its terms are; make_error has the last word.
+    # A sum is finite only if all of its terms are, and quick. It may overflow where they are.
     if y.is_cuda:
         plan.checks.append(Check(y.detach().sum().isfinite(), make_error))
     elif not math.isfinite(y.sum().item()):

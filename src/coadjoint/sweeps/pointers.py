@@ -59,7 +59,7 @@ def pointers(
     """The addresses of arrays whose values lie row after row; 0 for None.
 
     entries, dtypes: how many values of which type the loop takes each array for. An array that does
-    not lie so is copied; one that is not what the loop expects is refused.
+    not lie so is copied; one that is not what the loop expects is refused. names: for the message.
     """
     addresses: list[int] = []
     owners: list[Tensor | None] = []
@@ -72,13 +72,13 @@ def pointers(
         if type(y) not in PLAIN:
             if not is_ordinary(type(y)):
                 raise refusal_error(array, Expected(name, count, dtype, device))
-            y = y.as_subclass(Tensor)
+            y = y.as_subclass(Tensor)  # without the methods of its class
         try:
             if not y.is_contiguous():
                 y = contiguous_copy(y)
             if y.is_neg():  # torch has only marked it as the negative of what is stored
                 y = y.resolve_neg()
-            room = y.untyped_storage().nbytes()
+            room = y.untyped_storage().nbytes()  # in bytes, from the start of the storage
             address = y.data_ptr()
         except RuntimeError:  # a wrapper of torch.func, a sparse tensor, or too little memory
             raise refusal_error(array, Expected(name, count, dtype, device)) from None
@@ -86,10 +86,10 @@ def pointers(
         enough = room >= (y.storage_offset() + count) * size
         if not enough or y.nbytes != count * size or y.dtype is not dtype or y.device != device:
             raise refusal_error(array, Expected(name, count, dtype, device))
-        if address == 0 and count > 0:
+        if address == 0 and count > 0:  # values that are stored nowhere
             if not is_zero_everywhere(y):
                 raise refusal_error(array, Expected(name, count, dtype, device))
-            y = torch.zeros_like(y)  # a zero of forward mode is stored nowhere
+            y = torch.zeros_like(y)  # of a direction in forward mode that torch knows to be zero
             address = y.data_ptr()
         addresses.append(address)
         owners.append(y)
@@ -101,8 +101,8 @@ def is_short_of_memory(y: Tensor) -> bool:
     if not y.numel():
         return False
     last = sum((n - 1) * stride for n, stride in zip(y.shape, y.stride(), strict=True))
-    needed = (y.storage_offset() + last + 1) * y.element_size()
-    return y.untyped_storage().nbytes() < needed
+    needed_bytes = (y.storage_offset() + last + 1) * y.element_size()
+    return y.untyped_storage().nbytes() < needed_bytes
 
 
 def has_lost_memory(y: Tensor) -> bool:
@@ -113,7 +113,10 @@ def has_lost_memory(y: Tensor) -> bool:
 
 
 def contiguous_copy(y: Tensor) -> Tensor:
-    """`y` row after row; torch itself would read beyond the end of memory that is too small."""
+    """A copy of `y` whose values lie row after row; a RuntimeError if its memory is too small.
+
+    torch itself would read beyond the end of such memory.
+    """
     if is_short_of_memory(y):
         raise RuntimeError("too little memory")
     return y.contiguous()
@@ -123,7 +126,7 @@ def contiguous_copy(y: Tensor) -> Tensor:
 def is_ordinary(kind: type) -> bool:
     """Does this class of tensors use torch's own operations?
 
-    A subclass may have other methods, but then it has ordinary memory.
+    One that does may have methods of its own, but its memory is ordinary.
     """
     return kind.__torch_dispatch__ is Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
@@ -210,7 +213,7 @@ def refuse_if_without_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """Does torch write operations down, or only infer their shapes?
+    """Does torch only write operations down or infer shapes, everywhere or for these tensors?
 
     Then a sweep must be one operator that torch knows.
     """

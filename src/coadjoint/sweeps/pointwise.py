@@ -51,10 +51,13 @@ class Pointwise:
 
     @functools.cache  # noqa: B019  (bounded: one entry for each cell and derivative)
     def pulled(self, seeds: tuple[str, ...], wrt: tuple[str, ...]) -> Pointwise:
-        """(inputs, cotangents of the outputs `seeds`) -> gradients of the inputs `wrt`."""
-        cotangents: list[Group] = []
-        flat: list[Node] = []
-        bars: list[Node] = []
+        """The derivative in reverse mode, as expressions again.
+
+        (inputs, cotangents of the outputs `seeds`) -> gradients of the inputs `wrt`.
+        """
+        cotangents: list[Group] = []  # the new inputs
+        seed_nodes: list[Node] = []  # the entries of all seeds, and
+        seed_bars: list[Node] = []  # the cotangent of each
         uniform = set(self.uniform)
         for name, nodes in self.outputs:
             if name not in seeds:
@@ -62,24 +65,27 @@ class Pointwise:
             fresh = self._fresh_name("~" + name, cotangents)
             bar = tuple(symbol(f"{fresh}.{i}") for i in range(len(nodes)))
             cotangents.append((fresh, bar))
-            if name in self.summed:
+            if name in self.summed:  # a sum over rows has none, nor has its cotangent
                 uniform.add(fresh)
-            flat += nodes
-            bars += bar
+            seed_nodes += nodes
+            seed_bars += bar
         targets = [group for group in self.inputs if group[0] in wrt]
-        grads = pull(flat, bars, flat_nodes(targets))
+        grads = pull(seed_nodes, seed_bars, flat_nodes(targets))
         return Pointwise(
             inputs=(*self.inputs, *cotangents),
             outputs=regroup(targets, grads),
             known=self.known,
             uniform=frozenset(uniform),
-            summed=self.uniform & set(wrt),
+            summed=self.uniform & set(wrt),  # every row reads a uniform input
         )
 
     @functools.cache  # noqa: B019
     def pushed(self, along: tuple[str, ...]) -> Pointwise:
-        """(inputs, directions of the inputs `along`) -> directions of the outputs."""
-        tangents: list[Group] = []
+        """The derivative in forward mode, as expressions again.
+
+        (inputs, directions of the inputs `along`) -> directions of the outputs.
+        """
+        tangents: list[Group] = []  # the new inputs
         directions: dict[Node, Node] = {}
         uniform = set(self.uniform)
         for name, nodes in self.inputs:
@@ -107,12 +113,13 @@ class Pointwise:
 
     @functools.cached_property
     def nonzero_groups(self) -> list[Group]:
-        """The outputs that are not identically zero."""
+        """The outputs that are not identically zero, with their expressions."""
         return [group for group in self.outputs if group[0] in self.nonzero_outputs]
 
     def _fresh_name(self, name: str, more: Sequence[Group]) -> str:
-        taken = {group[0] for group in (*self.inputs, *more)}
-        while name in taken:
+        """`name`, its first character repeated until no input and no group of `more` has it."""
+        used_names = {group[0] for group in (*self.inputs, *more)}
+        while name in used_names:
             name = name[0] + name
         return name
 
@@ -126,8 +133,9 @@ class Pointwise:
     ) -> dict[str, Tensor | None]:
         """The output groups by name; None for one that is identically zero.
 
-        at_hand: the values of `known`, None where there are none. rows: where the rows of the
-        arrays lie, so that sums over them are taken in chunks of time steps.
+        at_hand: the values of `known`, None where there are none. tensors: the inputs, in order;
+        None for a group without entries. rows: where the rows of the arrays lie, so that sums over
+        them are taken in chunks of time steps.
         """
         outputs: dict[str, Tensor | None] = {name: None for name, _ in self.outputs}
         if self.nonzero_outputs:
@@ -138,11 +146,15 @@ class Pointwise:
     def run(
         self, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
     ) -> list[Tensor]:
-        """The output groups that are not identically zero, by compiled code where that pays."""
+        """The output groups that are not identically zero, by compiled code where that pays.
+
+        Arguments as in __call__.
+        """
         _, like = self._first_with_rows(tensors)
+        # Of the full sequence, so that its segments all run the same way; without rows, too few.
         elements = rows.rows_in_full * like.shape[1] if rows else 0
-        run = compiled_runner(like.device.type, elements) or Pointwise.run_by_torch
-        outputs = run(self, rows, at_hand, tensors)
+        runner = compiled_runner(like.device.type, elements) or Pointwise.run_by_torch
+        outputs = runner(self, rows, at_hand, tensors)
         for i, (name, _) in enumerate(self.nonzero_groups):
             if name in self.summed:
                 outputs[i] = sum_rows(rows, outputs[i])
@@ -177,7 +189,10 @@ class Pointwise:
     def run_by_torch(
         self, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
     ) -> list[Tensor]:
-        """The nonzero outputs row by row, in blocks of rows that lie within one chunk."""
+        """The nonzero outputs row by row, in blocks of rows that lie within one chunk.
+
+        Arguments as in __call__; nothing is summed over rows.
+        """
         entries, like = self._first_with_rows(tensors)
         count = len(like)
         d = like.shape[1] // entries
@@ -199,6 +214,7 @@ class Pointwise:
                 if node.args:  # a symbol is an input already
                     columns[node] = part.split(blocks)
         flat = flat_nodes(self.nonzero_groups)
+        # Expressions of uniform inputs alone are computed once, not again for each block.
         invariants = loop_invariants(flat, columns, frozenset(columns))
         for node, value in zip(invariants, evaluate_nodes(invariants, fixed), strict=True):
             fixed[node] = like.new_tensor(value) if isinstance(value, float) else value
@@ -208,6 +224,7 @@ class Pointwise:
         targets = [part.split(blocks) for out in packed for part in out.split(d, -1)]
 
         def scratch() -> list[Tensor]:
+            """Memory for an intermediate, as an array for each block; all share the same one."""
             full = like.new_empty(max(blocks), d)
             return [full[:size] for size in blocks]
 
@@ -229,7 +246,10 @@ def regroup(groups: Sequence[Group], flat: Sequence[Node]) -> Groups:
 
 
 def block_sizes(rows: Rows | None, count: int, d: int) -> list[int]:
-    """How many rows are computed at a time: blocks that lie within one chunk of time steps."""
+    """The sizes of the blocks of rows that are computed at a time, each within one chunk of steps.
+
+    rows None: all `count` rows are one chunk. d: the units of one entry.
+    """
     size = max(1, BLOCK_ELEMENTS // d)
     chunks = rows.chunks if rows else [range(count)]
     return [len(block) for chunk in chunks for block in split_range(chunk, size)]
@@ -257,7 +277,8 @@ RUNNERS = {"cpu": "c.engine", "cuda": "cuda.engine"}
 def compiled_runner(device: str, elements: int) -> Runner | None:
     """What runs a Pointwise on this device instead of torch's operations, if `elements` are enough.
 
-    They are counted over the full sequence, so that its segments all run the same way.
+    They are counted over the full sequence, so that its segments all run the same way. On a GPU any
+    number is enough: one kernel instead of a launch for each operation.
     """
     if device not in RUNNERS or (device == "cpu" and elements < COMPILED_FROM):
         return None
@@ -290,11 +311,13 @@ class _Apply(SweepFunction):
 
     @staticmethod
     def forward(op: Pointwise, rows: Rows | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        split = len(op.known)
+        """The outputs that are not identically zero."""
+        split = len(op.known)  # the values at hand come before the inputs
         return tuple(op.run(rows, tensors[:split], tensors[split:]))
 
     @staticmethod
     def setup_context(ctx: PointwiseContext, inputs: Inputs, output: tuple[Tensor, ...]) -> None:
+        """Keep all arguments."""
         ctx.op, ctx.rows, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
@@ -302,19 +325,18 @@ class _Apply(SweepFunction):
 
     @staticmethod
     def backward(ctx: PointwiseContext, *bars: Tensor | None) -> Gradients:
+        """The gradients by the inputs, from the cotangents `bars` of the nonzero outputs."""
         op = ctx.op
         saved = ctx.saved_tensors
-        split = len(op.known)
+        split = len(op.known)  # the values at hand come before the inputs
         constants = 2 + split  # op, rows and the values at hand
         seeds = present(op.nonzero_outputs, bars)
         need = needed_inputs(ctx)[constants:]
         wrt = tuple(group[0] for group, needed in zip(op.inputs, need, strict=True) if needed)
         if not seeds or not wrt:
             return (None,) * (2 + len(saved))
-        back = op.pulled(tuple(seeds), wrt)
-        grads = back(
-            saved[: len(op.known)], *saved[len(op.known) :], *seeds.values(), rows=ctx.rows
-        )
+        gradient = op.pulled(tuple(seeds), wrt)
+        grads = gradient(saved[:split], *saved[split:], *seeds.values(), rows=ctx.rows)
         return (*[None] * constants, *[grads.get(name) for name, _ in op.inputs])
 
     @staticmethod
@@ -322,12 +344,13 @@ class _Apply(SweepFunction):
     def jvp(
         ctx: PointwiseContext, _op: None, _rows: None, *dots: Tensor | None
     ) -> tuple[Tensor | None, ...]:
+        """The directions of the nonzero outputs, from those of the inputs in `dots`."""
         op = ctx.op
         saved = ctx.saved_tensors
-        split = len(op.known)
+        split = len(op.known)  # the values at hand come before the inputs
         along = present([name for name, _ in op.inputs], dots[split:])
-        ahead = op.pushed(tuple(along))
-        out = ahead(saved[:split], *saved[split:], *along.values(), rows=ctx.rows)
+        tangent = op.pushed(tuple(along))
+        out = tangent(saved[:split], *saved[split:], *along.values(), rows=ctx.rows)
         return tuple(out[name] for name in op.nonzero_outputs)
 
 

@@ -38,13 +38,14 @@ class Index(NamedTuple):
 
     @staticmethod
     def of(sizes: Sequence[int]) -> Index:
-        """From the number of samples at each step."""
+        """From the number of samples at each step, which falls."""
         T = len(sizes)
         B = sizes[0]
         lengths = lengths_of(sizes)
         time = np.repeat(np.arange(1, T + 1), sizes)
-        sample = np.arange(len(time)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        row = np.full((T + 1, B), -1)  # of (t, sample) in a state array
+        step_starts = np.cumsum(sizes) - sizes  # the first row of each step
+        sample = np.arange(len(time)) - np.repeat(step_starts, sizes)
+        row = np.full((T + 1, B), -1)  # of (t, sample) in a state array; -1: there is no such state
         row[0] = np.arange(B)
         row[time, sample] = np.arange(B, B + len(time))
         return Index(sample, time, row[time - 1, sample], row[lengths, np.arange(B)])
@@ -52,6 +53,8 @@ class Index(NamedTuple):
 
 def lengths_of(sizes: Sequence[int]) -> Indices:
     """The length of each sample, [B], from the number of samples at each step, which falls."""
+    # Sample i takes the steps whose size is above i. searchsorted counts them; it needs rising
+    # numbers, hence the signs.
     return np.searchsorted(-np.array(sizes), -np.arange(sizes[0]))
 
 
@@ -61,13 +64,13 @@ VECTOR_ROWS = 32
 
 
 def steps_per_chunk(B: int) -> int:
-    """The time steps of a chunk of B samples."""
-    unit = VECTOR_ROWS // math.gcd(B, VECTOR_ROWS)
+    """How many time steps of B samples make a chunk of about ROWS_PER_CHUNK rows; at least one."""
+    unit = VECTOR_ROWS // math.gcd(B, VECTOR_ROWS)  # the fewest with a multiple of VECTOR_ROWS rows
     return max(1, round(ROWS_PER_CHUNK / (B * unit))) * unit
 
 
 def split_range(rows: range, size: int) -> list[range]:
-    """The range in parts of at most `size`."""
+    """The range in parts of `size`, the last one shorter where it does not divide."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
@@ -75,11 +78,12 @@ class Rows:
     """Where the steps of B samples lie; sizes: the number of samples at each step.
 
     chunk_steps: how many time steps are summed at once, counted from the first of the sequence.
-    begin, end: these are the steps begin + 1 .. begin + T of a sequence of `end` steps.
-    rows_in_full: the step rows of that sequence.
+    of, begin: these are the steps begin + 1 .. begin + T of a longer sequence, whose rows are `of`.
+    end, rows_in_full: the number of steps and of step rows of that sequence, or else of this one.
     """
 
     def __init__(self, sizes: Sequence[int], of: Rows | None = None, begin: int = 0) -> None:
+        """Rows of `sizes` samples at each step; of: those of the whole, if these are a part."""
         self.sizes = list(sizes)
         self.T = len(self.sizes)
         self.B = self.sizes[0]
@@ -97,16 +101,16 @@ class Rows:
         self.starts = [0, *itertools.accumulate(self.sizes)]  # of the steps, and the end
 
     def part(self, lo: int, hi: int) -> Rows:
-        """The steps lo + 1 .. hi; lo is a multiple of chunk_steps."""
+        """The steps lo + 1 .. hi; lo is a multiple of chunk_steps, so that chunks stay the same."""
         return Rows(self.sizes[lo:hi], self, lo)
 
     @functools.cached_property
     def chunks(self) -> list[range]:
-        """The rows of each chunk in step arrays."""
-        ends = self.starts[:: self.chunk_steps]
-        if self.T % self.chunk_steps != 0:
-            ends.append(self.N)
-        return [range(begin, end) for begin, end in itertools.pairwise(ends)]
+        """The rows of each chunk of chunk_steps time steps in step arrays."""
+        bounds = self.starts[:: self.chunk_steps]
+        if self.T % self.chunk_steps != 0:  # the last chunk is shorter
+            bounds.append(self.N)
+        return [range(begin, end) for begin, end in itertools.pairwise(bounds)]
 
     def steps(self, y: Tensor) -> tuple[Tensor, ...]:
         """A step array [N, .] as T views [n_t, .], n_t the samples that take step t."""
@@ -123,7 +127,7 @@ class Rows:
         states = self.states(x)
         if self.uniform:
             return list(states[:-1])
-        return [y[:n] for y, n in zip(states, self.sizes, strict=False)]
+        return [y[:n] for y, n in zip(states, self.sizes, strict=False)]  # all states but x_T
 
     def prev(self, x: Tensor) -> Tensor:
         """x_{t-1} for the samples that take step t, as one step array."""
@@ -132,7 +136,7 @@ class Rows:
         return x.index_select(0, torch.from_numpy(self.index.prev).to(x.device))
 
     def prev_transposed(self, y: Tensor) -> Tensor:
-        """The transpose of prev: [N, .] -> [B + N, .]."""
+        """The transpose of prev: a step array [N, .] at the rows of x_{t-1} in [B + N, .]."""
         if self.uniform:
             return pad(y, (0, 0, 0, self.B))
         return self._scatter(y, self.index.prev)
@@ -144,7 +148,7 @@ class Rows:
         return x.index_select(0, torch.from_numpy(self.index.last).to(x.device))
 
     def last_transposed(self, y: Tensor) -> Tensor:
-        """The transpose of last: [B, .] -> [B + N, .]."""
+        """The transpose of last: [B, .] at the rows of the last states in [B + N, .]."""
         if self.uniform:
             return pad(y, (0, 0, self.N, 0))
         return self._scatter(y, self.index.last)
@@ -165,6 +169,7 @@ class Rows:
     def reversed_rows(self) -> Indices:
         """Where each row of a step array comes from when time is reversed, [N]."""
         sample = self.index.sample
+        # Step t is taken from step length + 1 - t; `starts` counts steps from 0.
         reversed_time = lengths_of(self.sizes)[sample] - self.index.time
         rows: Indices = np.array(self.starts)[reversed_time] + sample
         return rows
@@ -205,6 +210,7 @@ def uniform_rows(T: int, B: int) -> Rows:
 
 def pow2(k: Tensor, dtype: torch.dtype) -> Tensor:
     """2^k exactly, from its bits; 0 below the normal range, the largest power above it."""
+    # The exponent bits lie above the 52 (or 23) bits of the fraction, and hold k + 1023 (k + 127).
     if dtype == torch.float64:
         exponent_bits = k.clamp(-1023, 1023).to(torch.int64) + 1023
         return (exponent_bits << 52).view(torch.float64)
@@ -225,19 +231,19 @@ SAFE_EXPONENT = {torch.float32: 40, torch.float64: 400}
 
 def exponent(y: Tensor) -> Tensor:
     """The exponent e with 2^(e-1) <= max |y| < 2^e for each row; NO_EXPONENT for a row of zeros."""
-    top = y.abs().amax(1)
-    return torch.where(top > 0, torch.frexp(top).exponent, NO_EXPONENT)
+    largest = y.abs().amax(1)
+    return torch.where(largest > 0, torch.frexp(largest).exponent, NO_EXPONENT)
 
 
 def next_exponent(k: Tensor, pulled: Tensor, source: Tensor) -> Tensor:
     """The exponent for lam_{t-1} = J' lam_t + source_{t-1}: the larger one of the two terms.
 
-    J' lam_t is `pulled` 2^k. Rows of `source` past those of `pulled` begin here; a row of zeros
-    keeps the exponent it had.
+    J' lam_t is `pulled` 2^k. Rows of `source` past those of `pulled` are of samples that end at
+    t - 1: their costates begin here. A row of zeros keeps the exponent it had.
     """
     begun = len(source) - len(pulled)
-    e = exponent(pulled)
-    of_pulled = torch.where(e == NO_EXPONENT, NO_EXPONENT, k + e)
+    of_mantissa = exponent(pulled)
+    of_pulled = torch.where(of_mantissa == NO_EXPONENT, NO_EXPONENT, k + of_mantissa)
     of_pulled = pad(of_pulled, (0, begun), value=NO_EXPONENT)
     new = torch.maximum(of_pulled, exponent(source))
     return torch.where(new == NO_EXPONENT, pad(k, (0, begun)), new)
@@ -264,5 +270,8 @@ class Link:
 
     @staticmethod
     def between(rows: Rows, k: Tensor, dtype: torch.dtype) -> Link:
-        """2^(k_t - k_{t-1}) for exponents k of the state rows."""
+        """2^(k_t - k_{t-1}) for exponents k [B + N] of the state rows.
+
+        It links mantissas, where each lam_t is mantissa_t 2^(k_t).
+        """
         return Link(rows, pow2(k[rows.B :] - rows.prev(k), dtype)[:, None])

@@ -98,9 +98,10 @@ class FormulaRun:
         x0: Tensor,
         p: Tensor | None,
     ) -> FormulaRun:
-        """Run the forward sweep and keep what costates and tangents need.
+        """Run the forward sweep x_t = f(a_t, v_t, x_{t-1}, p), a_t = base_t + W r(x_{t-1}).
 
-        side is the formula's v; q are the nodes saved for the slopes.
+        side is the formula's v. What costates and tangents need is kept; q, values inside f that
+        the slopes read again, is None if the engine does not keep them.
         """
         x, a, last, q = differentiable.Forward.apply(plan, base, side, W, x0, p)
         # The backward pass makes the sweep's checks; without gradients there is none.
@@ -133,19 +134,19 @@ class FormulaRun:
         declared: Tensor | None,
         unit: Tensor | None = None,
     ) -> CostateRows:
-        """The scale-free adjoint; arguments as in SweepRun.costate."""
+        """The adjoint loop in mantissas and exponents; arguments as in SweepRun.costate."""
         factor = None
-        if unit is not None:  # a sweep in these units is one with links between them
+        if unit is not None:  # lam_t 2^-unit_t follows the same loop, with 2^(unit_t - unit_{t-1})
             factor = Link.between(self.plan.rows, unit, self.saved.x.dtype).factor
         mantissa, delta, k = differentiable.Adjoint.apply(
             self.plan, True, factor, declared, s, s_last, None, self.W, *self.saved
         )
-        if unit is not None:
+        if unit is not None:  # back from these units
             k = k + unit
         return CostateRows(mantissa, k, lambda: (delta, *self._by_side(mantissa)))
 
     def _by_side(self, lam: Tensor) -> tuple[Tensor | None, ...]:
-        """(f_v' lam,) if there is a v; () otherwise."""
+        """The gradient by v, a step array: (f_v' lam,) for lam [B + N, n]; () if there is no v."""
         rows = self.plan.rows
         saved = self.saved
         if saved.v is None:
@@ -159,7 +160,7 @@ class FormulaRun:
     def pull(self, lam: Tensor, frozen: bool = False) -> Tensor:
         """J_t' lam_t for all steps at once, from state rows to step rows.
 
-        frozen: the derivative holds everything but W constant.
+        frozen: the result can be differentiated by W and lam alone; states are constants.
         """
         cell = self.plan.cell
         rows = self.plan.rows
@@ -185,7 +186,7 @@ class FormulaRun:
         """J_t of the first samples, [T, samples, n, n]: one row of all J_t for each pull-back."""
         n = self.x.shape[1]
         out = torch.zeros(layout.rows.T, samples, n, n, dtype=self.x.dtype)
-        unit = torch.zeros_like(self.x)
+        unit = torch.zeros_like(self.x)  # the unit vector e_i in every row: J' e_i is row i of J
         for i in range(n):
             unit.zero_()[:, i] = 1
             out[:, :, i] = layout.padded(self.pull(unit))[:, :samples].cpu()
@@ -241,7 +242,7 @@ class StepFunctionRun:
         """Do nothing: checks are made at once."""
 
     def _drive_by_step(self) -> list[list[Tensor]]:
-        """The arguments of each step beside the state."""
+        """For each step, its arguments beside the state: views [n_t, .] of the drive."""
         if not self.drive:
             return [[] for _ in self.rows.sizes]
         return [list(step) for step in zip(*map(self.rows.steps, self.drive), strict=True)]
@@ -253,7 +254,10 @@ class StepFunctionRun:
         declared: Tensor | None,
         unit: Tensor | None = None,
     ) -> CostateRows:
-        """Costates step by step; arguments as in SweepRun.costate."""
+        """Costates step by step; arguments as in SweepRun.costate.
+
+        Each mantissa is of order one: the power of two that it lacks goes into its exponent k.
+        """
         rows = self.rows
         if s is None:
             s = torch.zeros_like(self.x)
@@ -261,7 +265,7 @@ class StepFunctionRun:
             s = s + rows.last_transposed(s_last)
         sources = _Sources(rows, s, declared)
         factors = None
-        if unit is not None:  # a sweep in these units is one with links between them
+        if unit is not None:  # lam_t 2^-unit_t follows the same loop, with 2^(unit_t - unit_{t-1})
             factors = rows.steps(Link.between(rows, unit, s.dtype).factor)
         drives = self._drive_by_step()
         before = rows.before(self.x)
@@ -274,15 +278,15 @@ class StepFunctionRun:
         for t in reversed(range(rows.T)):
             again, pull = torch.func.vjp(self.step, *drives[t], before[t])  # type: ignore[misc]
             refuse_if_different(again, states[t + 1], t + 1)
-            *grads, out = pull(lam[-1])
+            *grads, pulled = pull(lam[-1])  # in units of 2^k
             by_drive.append(tuple(grads))
             if factors is not None:
-                out = out * factors[t]
-            k_new = next_exponent(k, out.detach(), sources.at[t].detach())
-            out = scale(out, (k - k_new[: len(again)])[:, None])
+                pulled = pulled * factors[t]
+            k_new = next_exponent(k, pulled.detach(), sources.at[t].detach())
+            pulled = scale(pulled, (k - k_new[: len(again)])[:, None])
             k = k_new
             begun = len(sources.at[t]) - len(again)  # samples whose last state is x_t
-            lam.append(pad(out, (0, 0, 0, begun)) + sources.in_unit(t, k))
+            lam.append(pad(pulled, (0, 0, 0, begun)) + sources.in_unit(t, k))
             exponents.append(k)
             if not torch.isfinite(lam[-1]).all():
                 raise range_error("the costate", s.dtype, t, rows)
@@ -291,6 +295,7 @@ class StepFunctionRun:
             exponent_rows = exponent_rows + unit
 
         def drive_gradient() -> tuple[Tensor | None, ...]:
+            """The gradients by the drive, each as one step array."""
             return tuple(map(torch.cat, zip(*by_drive[::-1], strict=True)))
 
         return CostateRows(torch.cat(lam[::-1]), exponent_rows, drive_gradient)
@@ -311,7 +316,10 @@ class StepFunctionRun:
         return lambda x: self.step(*drive, x)
 
     def push(self, *directions: Tensor | None) -> Tensor:
-        """The tangent mu [B + N, n] for directions of the drive."""
+        """The tangent mu [B + N, n] for directions of the drive; x0 is held constant.
+
+        None stands for an input that this step function does not read.
+        """
         rows = self.rows
         drives = self._drive_by_step()
         dots = [rows.steps(d) for d in directions if d is not None]
@@ -324,21 +332,21 @@ class StepFunctionRun:
         return torch.cat(mu)
 
     def jacobians(self, layout: Layout, samples: int) -> Tensor:
-        """J_t of the first samples, [T, samples, n, n], for those that are long enough."""
+        """J_t of the user's first samples, [T, samples, n, n]; zero past a sample's end."""
         rows = self.rows
         n = self.x.shape[1]
         drives = self._drive_by_step()
-        units = torch.eye(n).to(self.x)
-        place = np.arange(samples)
+        units = torch.eye(n).to(self.x)  # J' e_i is row i of J
+        position = np.arange(samples)  # of these samples among the rows of a step
         if layout.inverse_order is not None:
-            place = layout.inverse_order[:samples]
+            position = layout.inverse_order[:samples]
         out = torch.zeros(rows.T, samples, n, n, dtype=self.x.dtype)
         for t, x in enumerate(rows.before(self.x)):
-            present = np.flatnonzero(place < len(x))
-            at = torch.from_numpy(place[present]).to(x.device)
-            step = self._step_of_state([y[at] for y in drives[t]])
-            _, pull = torch.func.vjp(step, x[at])  # type: ignore[misc]
-            J = torch.func.vmap(pull)(units[:, None].expand(-1, len(at), -1))[0]
+            present = np.flatnonzero(position < len(x))  # the samples that take this step
+            step_rows = torch.from_numpy(position[present]).to(x.device)
+            step = self._step_of_state([y[step_rows] for y in drives[t]])
+            _, pull = torch.func.vjp(step, x[step_rows])  # type: ignore[misc]
+            J = torch.func.vmap(pull)(units[:, None].expand(-1, len(step_rows), -1))[0]
             out[t, torch.from_numpy(present)] = J.transpose(0, 1).cpu()
         return out
 
@@ -347,28 +355,37 @@ class _Sources:
     """The sources of an adjoint sweep, by time step."""
 
     def __init__(self, rows: Rows, s: Tensor, declared: Tensor | None) -> None:
-        self.at = rows.states(s)
+        """Split s [B + N, n] by steps, and declared [B + N]: where the loss reads the state.
+
+        declared None: everywhere.
+        """
+        self.at = rows.states(s)  # s_0, ..., s_T
         self.read_at = None if declared is None else rows.states(declared)
         self.safe = SAFE_EXPONENT[s.dtype]
 
     def first_exponent(self) -> Tensor:
         """The exponent of lam_T, which is the last source alone."""
         last = self.at[-1].detach()
-        nothing = last[:0]
+        nothing = last[:0]  # no rows: no costate comes from a later step
         return next_exponent(exponent(nothing), nothing, last)
 
     def in_unit(self, t: int, k: Tensor) -> Tensor:
-        """s_t 2^-k; one that the loss does not read is not differentiated at 2^-k."""
+        """s_t 2^-k: the source of x_t in the units 2^k of its costate, k [n_t].
+
+        Where the loss does not read the state, the source is 0; if 2^-k is very large there, it is
+        replaced by 0, so that a derivative through it is 0 and not out of range.
+        """
         shift = -k
         if self.read_at is not None:
             in_reach = self.read_at[t] | (k > -self.safe)
-            shift = torch.where(in_reach, shift, NO_EXPONENT)
+            shift = torch.where(in_reach, shift, NO_EXPONENT)  # 2^NO_EXPONENT is 0
         return scale(self.at[t], shift[:, None])
 
 
 def refuse_if_different(again: Tensor, state: Tensor, t: int) -> None:
-    """Refuse a step that has not led to the same state when it was repeated."""
-    # Rounding may differ from call to call; a state that is drawn anew differs far more.
+    """Refuse a step t that led to `state` and, when it was repeated, to another, `again`."""
+    # Rounding may differ from call to call; a state that is drawn anew differs far more. Three
+    # quarters of the digits must agree.
     tolerance = torch.finfo(state.dtype).eps ** 0.75
     if torch.allclose(again.detach(), state.detach(), tolerance, tolerance, equal_nan=True):
         return
@@ -380,7 +397,7 @@ def refuse_if_different(again: Tensor, state: Tensor, t: int) -> None:
 
 
 def range_error(what: str, dtype: torch.dtype, t: int, rows: Rows) -> NumericalError:
-    """The error for a quantity that left the range of its type."""
+    """The error for a quantity, such as "the state", that left the range of its type at step t."""
     return NumericalError(
         f"{what} is outside the range of {str(dtype)[6:]} at t = {t} of {rows.T}."
     )
@@ -398,25 +415,26 @@ class RunView:
         declared: Tensor | None,
         unit: Tensor | None = None,
     ) -> CostateRows:
-        """Refused."""
+        """Refused: a view of a run can be read, but not swept again."""
         raise self._refusal()
 
     def push(self, *directions: Tensor | None) -> Tensor:
-        """Refused."""
+        """Refused: a view of a run can be read, but not swept again."""
         raise self._refusal()
 
     def jacobians(self, layout: Layout, samples: int) -> Tensor:
-        """Refused."""
+        """Refused: a view of a run can be read, but not swept again."""
         raise self._refusal()
 
     def with_checks(self) -> SweepRun:
-        """Refused."""
+        """Refused: a view of a run can be read, but not swept again."""
         raise self._refusal()
 
     def settle(self) -> None:
         """Do nothing: a view makes no checks."""
 
     def _refusal(self) -> Unsupported:
+        """The error for what a view cannot do."""
         return Unsupported(
             "this run shows only a part of its state: use the run of a single layer instead."
         )

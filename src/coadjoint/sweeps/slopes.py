@@ -21,28 +21,31 @@ from .rows import Rows
 
 @functools.cache
 def step_map(cell: Cell) -> Pointwise:
-    """x_t = f(a, v, x, p)."""
+    """The step x_t = f(a_t, v_t, x_{t-1}, p), for all step rows at once.
+
+    Its values x_t and those of cell.saved_nodes may be at hand; p has no rows.
+    """
     inputs = (("a", cell.a), ("v", cell.v), ("x", cell.x), ("p", cell.p))
     return Pointwise(inputs, (("x", cell.next),), (cell.next, cell.saved_nodes), frozenset({"p"}))
 
 
 @functools.cache
 def read_map(cell: Cell) -> Pointwise:
-    """r(x), the part of the state that W reads."""
+    """r(x), what W reads of a state: a = base + W r(x)."""
     return Pointwise((("x", cell.x),), (("r", cell.read),), (), frozenset())
 
 
 def pick_read_slot(cell: Cell, x: Tensor) -> Tensor:
-    """The slot of x that W reads, of a cell for which r(x) is a slot."""
+    """The slot of x [rows, slots d] that W reads, [rows, d], of a cell for which r(x) is a slot."""
     if len(cell.slots) == 1:
         return x
     d = x.shape[-1] // len(cell.slots)
-    slot = cell.read_slot or 0
+    slot = cell.read_slot or 0  # never None here; the type checker cannot know
     return x[:, slot * d : (slot + 1) * d]
 
 
 def read_values(cell: Cell, x: Tensor, rows: Rows | None = None) -> Tensor:
-    """r(x), row by row."""
+    """r(x), what W reads of each row x; rows: where those of a step array lie, None for others."""
     if cell.read_slot is not None:
         return pick_read_slot(cell, x)
     r = read_map(cell)((), x, rows=rows)["r"]
@@ -51,21 +54,22 @@ def read_values(cell: Cell, x: Tensor, rows: Rows | None = None) -> Tensor:
 
 
 def read_push(cell: Cell, x: Tensor, m: Tensor, rows: Rows | None = None) -> Tensor:
-    """r'(x) m."""
+    """r'(x) m, row by row: the change of what W reads, r(x), along a change m of the state."""
     if cell.read_slot is not None:
         return pick_read_slot(cell, m)
     pushed = read_map(cell).pushed(("x",))((), x, m, rows=rows)["r"]
-    if pushed is None:
+    if pushed is None:  # identically zero
         d = x.shape[1] // len(cell.slots)
         return x.new_zeros(len(x), d * len(cell.read))
     return pushed
 
 
 def read_pull(cell: Cell, x: Tensor, rbar: Tensor) -> Tensor:
-    """r'(x)' rbar."""
+    """r'(x)' rbar, row by row: the gradient by the state from that by r(x), which W reads."""
     if cell.read_slot is None:
         pulled = read_map(cell).pulled(("r",), ("x",))((), x, rbar)["x"]
         return torch.zeros_like(x) if pulled is None else pulled
+    # r(x) is a slot: its gradient goes there, and the other slots get zeros.
     d = rbar.shape[1]
     slots_after = len(cell.slots) - 1 - cell.read_slot
     return pad(rbar, (cell.read_slot * d, slots_after * d))
@@ -89,13 +93,15 @@ def bend(
 ) -> dict[str, Tensor | None]:
     """The gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' delta_t, r' m_t> by saved arrays.
 
-    wrt: those of a, v, x, p. The gradient by x is a state array; that by p is summed over rows,
-    unless rowwise.
+    wrt: by which of a, v, x, p. The gradient by x is a state array; that by p is summed over rows,
+    unless rowwise. m_t = link_t mu_{t-1} and nu_t are tangents of x_{t-1} and a_t; r(x) is what W
+    reads of a state.
     """
     cell = plan.cell
     rows = plan.rows
     xprev = rows.prev(saved.x)
-    at_hand = (saved.x[rows.B :], saved.q)
+    at_hand = (saved.x[rows.B :], saved.q)  # values of the step that need not be computed again
+    # f_x m + f_a nu is the step pushed along (nu, m); the gradient pulls lam back through that.
     op = step_map(cell).pushed(("a", "x")).pulled(("x",), wrt)
     if rowwise:
         op = op.rowwise

@@ -141,14 +141,14 @@ def will_run(node: Node) -> bool:
 
 
 def with_parameters(module: nn.Module, given: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    """Inside, the module's parameters of these names are other tensors."""
+    """A context inside which the module's parameters of these names are the `given` tensors."""
     return _reparametrize_module(module, dict(given))
 
 
 def child_modules(module: nn.Module) -> list[tuple[str, nn.Module | None]]:
-    """The modules directly inside, by all their names.
+    """The modules directly inside, with their names.
 
-    named_children() leaves out the second name of one.
+    One that has two names comes twice; named_children() would leave out the second.
     """
     return list(module._modules.items())
 
@@ -169,9 +169,9 @@ def is_compiled(module: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Does torch do something around a call of this module: hooks, or compiled code?"""
-    own = any(getattr(module, name) for name in HOOKS)
-    everywhere = any(getattr(torch_module, name) for name in GLOBAL_HOOKS)
-    return own or everywhere or module._compiled_call_impl is not None
+    on_module = any(getattr(module, name) for name in HOOKS)
+    on_all_modules = any(getattr(torch_module, name) for name in GLOBAL_HOOKS)
+    return on_module or on_all_modules or module._compiled_call_impl is not None
 
 
 def exclude_from_compile(method: Method) -> Method:
@@ -221,6 +221,7 @@ def sharded_modules() -> list[tuple[nn.Module, object]]:
 
 def is_idle(state: object) -> bool:
     """Is the sharded module with this state of fully_shard outside forward and backward?"""
+    # A state without the attribute counts as idle.
     training_state = getattr(state, "_training_state", None)
     return getattr(training_state, "name", "IDLE") == "IDLE"
 
@@ -229,5 +230,6 @@ def is_shard_of_flat_weights(y: Tensor | None) -> bool:
     """Is y this process's share of the flat weights of a FullyShardedDataParallel (FSDP1)?"""
     if y is None or not getattr(y, "_is_flat_param", False):
         return False
+    # During the forward y holds the weights of all processes; otherwise it is smaller.
     full_size = getattr(y, "_unpadded_unsharded_size", None)
     return full_size is None or y.numel() < full_size.numel()

@@ -40,7 +40,7 @@ def refuse_wrappers_between(
 ) -> None:
     """Refuse a gradient from the loss to the outputs of recorded modules if it sets off hooks.
 
-    recorded: the modules by name.
+    recorded: the modules, each with its name for the message.
     """
     if not is_distributed():
         return
@@ -118,20 +118,23 @@ def is_sharded_weight(node: Node) -> bool:
 
 
 def is_waiting_for_first(sink: Node) -> bool:
-    """Does a wrapper wait here for the first gradient, to see the order of its parameters?"""
+    """Is this the node of a DistributedDataParallel(static_graph=True)?
+
+    It waits for the first gradient, to see the order of its parameters.
+    """
     wrapper = sink.ddp_weakref()  # type: ignore[attr-defined]
     return wrapper is not None and wrapper.static_graph
 
 
 def wrapper_nodes_between(loss: Tensor, outputs: Iterable[Tensor]) -> list[Node]:
     """The nodes of wrappers that a gradient from the loss to the outputs goes through."""
-    ends = {output.grad_fn for output in outputs}
+    output_nodes = {output.grad_fn for output in outputs}
     nodes = [node for node in reachable_nodes(loss.grad_fn) if node.name() in (SINK, SHARDED)]
-    return [node for node in nodes if not ends.isdisjoint(reachable_nodes(node))]
+    return [node for node in nodes if not output_nodes.isdisjoint(reachable_nodes(node))]
 
 
 def reachable_nodes(top: Node | None) -> set[Node]:
-    """`top` and every node that a gradient at it can reach."""
+    """`top`, a node of torch's graph, and all nodes that a gradient at it can reach."""
     if top is None:
         return set()
     reached = {top}
