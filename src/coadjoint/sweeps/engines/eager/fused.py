@@ -27,7 +27,8 @@ from ..expressions import (
     tangent_step,
 )
 
-STEPS_PER_EXPONENT = 4  # few enough that no costate leaves the range of its type meanwhile
+# Few steps, so that mantissas do not leave the range of their type before they are rescaled.
+STEPS_PER_EXPONENT = 4
 
 
 def refusal(device: str) -> str | None:
