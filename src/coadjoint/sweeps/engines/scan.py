@@ -103,13 +103,13 @@ def affine_step(cell: Cell) -> AffineStep:
         columns.append(push(cell.next, unit))
     A = tuple(n for row in zip(*columns, strict=True) for n in row)
     b = tuple(substitute(cell.next, dict.fromkeys(cell.x, ZERO)))
-    # A complex number re + i im as a matrix is [[re, -im], [im, re]].
     shared = not dependent_nodes(A, (*cell.a, *cell.v)) & set(A)
+    # A complex number re + i im as a matrix is [[re, -im], [im, re]].
     is_complex = len(A) == 4 and A[0] is A[3] and A[1] is neg(A[2])
     inputs = (("a", cell.a), ("v", cell.v), ("p", cell.p))
     uniform = frozenset({"p"})
     outputs = [("b", b)]
-    if not shared:
+    if not shared:  # otherwise A is the same at all steps, and computed once (shared_link)
         outputs.insert(0, ("A", A))
     if cell.saved_nodes:
         outputs.append(("q", cell.saved_nodes))

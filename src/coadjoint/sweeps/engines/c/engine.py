@@ -186,7 +186,7 @@ def run(
     starts = None if rows.uniform else torch.tensor(rows.starts)
     # For each unit of each step row: the product with W, and about 100 operations of the formula.
     work = rows.N * d * (2 * d * len(cell.gates) * max(1, len(cell.read)) + 100)
-    threads = _thread_count(work, MOST_THREADS)
+    threads = _thread_count(work, MOST_THREADS)  # they share the samples
     sizes = array_sizes(plan, loops, d, bool(flags[1]))
     dtypes = array_dtypes(loops.dtype)
     held = pointers(ARRAY_NAMES, (starts, p, *arrays), sizes, dtypes, CPU)

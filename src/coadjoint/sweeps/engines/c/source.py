@@ -202,8 +202,8 @@ def cell_source(cell: Cell, dtype: torch.dtype) -> str:
     out = Array("out", tuple(map(add, along.out, along.g)))
     x = Array("x", cell.x)
     rbar = Array("rbar", back.rbar)
-    held = Array("held", back.so_far)
-    total = Array("into", tuple(map(add, back.so_far, back.through_read)))
+    held = Array("held", back.so_far)  # f_x' lam, from `pull`
+    total = Array("into", tuple(map(add, back.so_far, back.through_read)))  # held + r' rbar
     skip: frozenset[tuple[str, int]] = frozenset()
     if cell.read and cell.read_slot is not None and not _enters_read_slot(cell, back):
         skip = frozenset({("into", cell.read_slot)})  # the product with W writes it

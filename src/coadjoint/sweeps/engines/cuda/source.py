@@ -353,7 +353,7 @@ def kernel_source(
         "UNIFORM": int(uniform),
         "AHEAD": 3 if is_light else 1,
         "KEEP": placement.keep,
-        "VEC": 4 if size == 4 and d % 4 == 0 else 1,
+        "VEC": 4 if size == 4 and d % 4 == 0 else 1,  # numbers read at once, where rows allow it
         "DOUBLE": int(is_double),
         "MARK": f"{MARK[dtype]}LL" if is_double else str(MARK[dtype]),
         "SPINS": 1 << 24,  # tries, after which a block stops waiting: a fault must not hang the GPU

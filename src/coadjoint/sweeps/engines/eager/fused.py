@@ -111,6 +111,7 @@ class Sources:
         k_last: Tensor | None,
         scaled: bool,
     ) -> None:
+        """Set zeros for s_last and k_last where they are None; s stays None."""
         rows = plan.rows
         self.rows = rows
         self.scaled = scaled
@@ -149,7 +150,7 @@ class Sources:
             return lam, k
         # The new exponent is that of the larger term; where both are zero, it stays k_last.
         e = exponent(lam)
-        k_new = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k)
+        k_new = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k)  # of zeros: none
         if source is not None:
             k_new = torch.maximum(k_new, exponent(source))
         k_new = torch.where(k_new == NO_EXPONENT, k, k_new).int()
@@ -174,7 +175,7 @@ class Sources:
             source = scale(source, -k[:, None])
         if source is not None:
             pulled = pulled + source
-        if self.count(t) > n:
+        if self.count(t) > n:  # some samples have x_t as their last state
             lam, k_begin = self.begin(t, n)
             return torch.cat([pulled, lam]), torch.cat([k, k_begin])
         return pulled, k
@@ -215,6 +216,7 @@ def adjoint(
     lam = [lam_t]
     k = [k_t]
     delta: list[Tensor] = []
+    # Step t takes x_t to x_{t+1}: until `join`, lam_t and k_t are still those of x_{t+1}.
     for t in reversed(range(rows.T)):
         inputs = (steps.a[t], steps.v[t], steps.before[t], saved.p, lam_t)
         outputs = nonzero_outputs(pull_step, None, (steps.after[t], steps.q[t]), inputs)
@@ -273,7 +275,7 @@ def tangent(
     mu = [mu_t]
     nu = []
     for t, n in enumerate(rows.sizes):
-        m = mu_t[:n]
+        m = mu_t[:n]  # of the samples that take this step, from x_t to x_{t+1}
         if factors is not None:
             m = m * factors[t]
         source = step_sources[t]

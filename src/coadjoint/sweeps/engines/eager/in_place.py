@@ -62,6 +62,7 @@ def forward(
         """A buffer [B, d] for an intermediate value, which every step may overwrite."""
         return views.same(x.new_empty(rows.B, d))
 
+    # Terms made of parameters alone are computed once, not at every step.
     parameter_terms, _ = hoisted_terms(cell, (*cell.next, *cell.read), (), frozenset())
     given = parameter_views(cell, p, parameter_terms, rows.T)  # the inputs of a step, by node
     given.pack(cell.a, arguments, split_arguments)
@@ -74,7 +75,7 @@ def forward(
             return x, a, q
         read: Callable[[int], None] | None = None  # computes r(x_{t-1}), unless it is a slot of x
         if cell.read_slot is not None:
-            r = given[cell.read[0]]
+            r = given[cell.read[0]]  # the views of that slot
         else:
             buffer = x.new_empty(rows.B, W.shape[1])
             r = views.same(buffer)
@@ -82,7 +83,7 @@ def forward(
             read = program(cell.read, frozenset(given)).bind(given, targets, scratch)
         Wt = W.t().contiguous()
         bases = views.steps(base)
-        sums = split_arguments(arguments)
+        sums = split_arguments(arguments)  # a_t
         for t in range(rows.T):
             if read is not None:
                 read(t)
@@ -115,7 +116,8 @@ def adjoint(
     """
     rows = plan.rows
     delta = empty(saved.a.shape, saved.x)
-    if s is not None and s_last is not None and not scaled:  # exponents would differ if scaled
+    # One array of sources, unless s_last has exponents of its own.
+    if s is not None and s_last is not None and not scaled:
         s = s + rows.last_transposed(s_last)
         s_last = None
     if keep:
@@ -128,7 +130,8 @@ def adjoint(
         if scaled:
             return lam, delta, ScaledAdjoint(loop, s, s_last, k_last, factors).run()
         sources = None if s is None else rows.states(s)
-        pulled = loop.pulled  # where step t writes: lam_t of the samples that go on to t + 1
+        # loop.step(t) takes lam_{t+1} to lam_t and writes it here, for the samples that have both.
+        pulled = loop.pulled
         start_samples(loop, sources, s_last, rows.T)
         for i, (lo, hi) in reversed(list(enumerate(loop.blocks))):
             loop.compute_slopes(i)
@@ -138,13 +141,13 @@ def adjoint(
                     pulled[t].mul_(factors[t])
                 if sources is not None:
                     pulled[t].add_(sources[t][: rows.sizes[t]])
-                if not rows.uniform:
+                if not rows.uniform:  # some samples may end at x_t
                     start_samples(loop, sources, s_last, t)
     return lam, delta, None
 
 
 def active_factors(rows: Rows, link: Link | None) -> dict[int, Tensor]:
-    """The factors [n_t, 1] of the steps where they are not all one, by step."""
+    """The factors [n_t, 1] of `link` at the steps where they are not all one, by step from 0."""
     if link is None:
         return {}
     factors = {}
@@ -193,7 +196,8 @@ def tangent(
     rows = plan.rows
     slots = len(cell.slots)
     e = tangent_step(cell)  # the expressions of a step
-    if not e.uses_W:  # what W reads is constant: no direction goes through it
+    # Not where what W reads is constant: no direction goes through it.
+    if not e.uses_W:
         W = None
     mu = empty(saved.x.shape, saved.x)
     nu = empty(saved.a.shape, saved.x)

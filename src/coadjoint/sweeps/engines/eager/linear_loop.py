@@ -43,6 +43,7 @@ class LinearLoop:
     def __init__(
         self, plan: SweepPlan, saved: Saved, outputs: tuple[Node, ...], moving: tuple[Node, ...]
     ) -> None:
+        """Gather what is known before the loop, and cut the steps into blocks for the slopes."""
         cell = plan.cell
         rows = plan.rows
         self.rows = rows
@@ -129,9 +130,11 @@ class AdjointLoop(LinearLoop):
         delta: Tensor,
         sa: Tensor | None,
     ) -> None:
+        """Set self.step: a function of t that reads lam_{t+1} and writes delta_{t+1} and lam_t."""
         cell = plan.cell
         e = adjoint_step(cell)  # the expressions of a step
-        if not e.uses_W:  # what W reads is constant: nothing comes back through it
+        # Not where what W reads is constant: nothing comes back through it.
+        if not e.uses_W:
             W = None
         outputs = (*e.into_a, *e.into_x)
         if W is not None:
@@ -150,13 +153,14 @@ class AdjointLoop(LinearLoop):
         else:
             earlier = target_views(lam, slots, lambda part: views.shortened(states(part)))
             given = NodeViews().pack(e.lam, lam, lambda part: states(part)[1:])
-        into_a = e.into_a
+        into_a = e.into_a  # f_a' lam_{t+1}, to which sa is added
         if sa is not None:
             given.pack(e.sa, sa, views.steps)
             into_a = tuple(map(add, e.into_a, e.sa))
         written = self._slots_written_before_product(plan, W)
         targets = target_views(delta, len(cell.gates), views.steps)
         targets += [earlier[i] for i in written]
+        # The elementwise part of a step, into delta and those slots; the product with W follows.
         pull = self.bind([*into_a, *(e.into_x[i] for i in written)], given, targets)
         deltas = views.steps(delta)
         self.step = pull

@@ -57,6 +57,7 @@ class ScaledAdjoint:
         k_last: Tensor | None,
         factors: Mapping[int, Tensor],
     ) -> None:
+        """Find the exponents of all sources, and with them those of the last states."""
         rows = loop.rows
         if k_last is None:
             k_last = torch.zeros(rows.B, dtype=torch.int32)
@@ -68,7 +69,8 @@ class ScaledAdjoint:
         self.factors = factors
         self.dtype = loop.lam[0].dtype
         self.range = RANGES[self.dtype]
-        self.enters_at_end_only = s is None and rows.uniform  # no source enters later on
+        # Sources at x_T alone: a block of earlier steps takes its exponent from lam_hi.
+        self.enters_at_end_only = s is None and rows.uniform
         self.k_sources = source_exponents(rows, s, s_last, k_last)
         # lam_T equals its source and takes its exponent, or k_last where the source is zero
         # (NO_EXPONENT). The exponents of earlier states are set as the loop reaches them.
@@ -187,7 +189,7 @@ class ScaledAdjoint:
         return k_new, pow2((k_later - k_new)[:n, None], self.dtype)
 
     def _largest_entries(self, lo: int, hi: int) -> Tensor:
-        """The largest |entry| of each costate: those of lam_lo, of lam_{lo+1}, .., of lam_{hi-1}."""
+        """The largest |entry| of each costate: those of lam_lo, then lam_{lo+1}, .., lam_{hi-1}."""
         lam = self.loop.lam
         if not self.rows.uniform:
             return torch.cat([lam[t].abs().amax(1) for t in range(lo, hi)])
@@ -209,6 +211,7 @@ def source_exponents(rows: Rows, s: Tensor | None, s_last: Tensor | None, k_last
         k_sources[rows.time, rows.sample] = e[rows.B :]
     if s_last is not None:
         e = exponent(s_last)
+        # Where the last states are in [T + 1, B].
         at_end = rows.T if rows.uniform else (rows.lengths, torch.arange(rows.B))
         k_last_states = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k_last)
         k_sources[at_end] = torch.maximum(k_sources[at_end], k_last_states)

@@ -20,6 +20,7 @@ class StepViews:
     """Arrays as views of their time steps, made once: a view costs as much as a small operation."""
 
     def __init__(self, rows: Rows) -> None:
+        """Begin without views; _made keeps them by (kind of views, address, shape) of an array."""
         self.rows = rows
         self._made: dict[tuple[str, int, tuple[int, ...]], Views] = {}
 
