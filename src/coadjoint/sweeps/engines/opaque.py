@@ -160,6 +160,7 @@ def _(
     """The shapes of the gradients, for torch.compile, which runs no operator while it traces."""
 
     def like(y: Tensor | None) -> Tensor:
+        """A gradient of the shape of y; empty for None."""
         return gx.new_empty(0) if y is None else gx.new_empty(y.shape)
 
     return like(base), like(side), like(W), like(x0), like(p)

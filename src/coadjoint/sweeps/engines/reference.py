@@ -87,13 +87,13 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop, from T back to 0.
+    """The adjoint loop, from T back to 0: (lam, delta, k).
 
     delta_t   = sa_t + f_a' lam_t
     lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
 
     s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
-    scaled: the costate is lam 2^k, and the exponents k [B + N] are returned too.
+    scaled: the costate is lam 2^k with exponents k [B + N]; otherwise k is None.
     keep: not used here, lam is kept at every step.
     """
     cell = plan.cell
@@ -142,7 +142,7 @@ def adjoint(
             pulled = pulled + evaluate_packed(through_read, known, lam[0], d)
         if link is not None:
             pulled = pulled * rows.steps(link.factor)[t]
-        # Unscaled costates have no exponents: zeros of the right length stand in for them.
+        # Unscaled costates have no exponents: any of the right length will do.
         add_sources(t, pulled, k[0] if scaled else k_begin[: len(pulled)])
         delta.insert(0, delta_t)
     return torch.cat(lam), torch.cat(delta), torch.cat(k) if scaled else None
@@ -156,7 +156,7 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop, with m_t = link_t mu_{t-1}.
+    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
 
     nu_t = ga_t + W r' m_t
     mu_t = g_t + f_x m_t + f_a nu_t

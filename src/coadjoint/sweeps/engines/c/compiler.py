@@ -125,7 +125,8 @@ def is_ours(path: Path) -> bool:
     right_kind = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
     if not hasattr(os, "getuid"):  # Windows: a user's folders are closed to others
         return right_kind
-    return right_kind and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    writable_by_others = status.st_mode & 0o022
+    return right_kind and status.st_uid == os.getuid() and not writable_by_others
 
 
 def is_safe_parent(path: Path) -> bool:

@@ -144,6 +144,7 @@ def pointwise(
     names, sizes = op.expected_sizes(groups, count, d)
     names.insert(len(given), "once")
     sizes.insert(len(given), len(uniform_terms) * d)
+    # `held` keeps the tensors alive as long as their addresses are used.
     held = pointers(names, arrays, sizes, [like.dtype] * len(arrays), CPU)
     run(count, d, threads, (ctypes.c_void_p * len(arrays))(*held.addresses))
     return outputs
@@ -179,7 +180,7 @@ def run(
     """
     cell = plan.cell
     rows = plan.rows
-    if loops.parameter_terms and p is not None:
+    if loops.parameter_terms and p is not None:  # the loop reads these terms after p
         known = dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
         values = evaluate_nodes(loops.parameter_terms, known)
         p = torch.cat([p, *(torch.as_tensor(y, dtype=p.dtype) for y in values)])
@@ -189,6 +190,7 @@ def run(
     threads = _thread_count(work, MOST_THREADS)  # they share the samples
     sizes = array_sizes(plan, loops, d, bool(flags[1]))
     dtypes = array_dtypes(loops.dtype)
+    # `held` keeps the tensors alive as long as their addresses are used.
     held = pointers(ARRAY_NAMES, (starts, p, *arrays), sizes, dtypes, CPU)
     if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, *held.addresses)):
         raise MemoryError("not enough memory for the sweep's weights.")

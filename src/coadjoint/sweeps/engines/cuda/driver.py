@@ -100,6 +100,7 @@ def load_function(text: str, name: str, device: int, shared: int) -> ctypes.c_vo
     arch = f"sm_{major}{minor}"
 
     def make(out: Path) -> None:
+        """Compile the source to the file `out`."""
         out.write_bytes(compile_kernel(text, arch, nvrtc()))
 
     code = cached_file(f"{arch} {torch.version.cuda} {text}", ".cubin", make).read_bytes()

@@ -108,13 +108,13 @@ def array_sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
         "PAR": len(cell.p) * d,
         "LAST": B * slots,
         "LINK": N,
-        "K": B + N,
-        "KS": B + N,
-        "KEND": B,
-        "KLAST": B,
+        "K": B + N,  # exponents of lam
+        "KS": B + N,  # of the sources of all states
+        "KEND": B,  # of the sources of last states
+        "KLAST": B,  # k_last
         "TOPS": N * parts,
-        "LEN": B,
-        "STARTS": 1 if rows.uniform else rows.T + 1,
+        "LEN": B,  # lengths of the samples
+        "STARTS": 1 if rows.uniform else rows.T + 1,  # first rows of the states
     }
     return step_arrays | state_arrays | others
 
@@ -142,6 +142,7 @@ class Launch:
     """
 
     def __init__(self, plan: SweepPlan, like: Tensor, d: int, g: Geometry) -> None:
+        """Find out whether values are exchanged: by several blocks of a group, or several items."""
         self.plan = plan
         self.like = like
         self.d = d
@@ -171,6 +172,7 @@ class Launch:
         expected = [sizes[n] for n in ARRAYS]
         dtypes = [INTEGER_ARRAYS.get(n, self.like.dtype) for n in ARRAYS]
         given = [arrays.get(n) for n in ARRAYS]
+        # `held` keeps the tensors alive as long as their addresses are used.
         held = pointers(ARRAYS, given, expected, dtypes, self.like.device)
         arguments = (ctypes.c_longlong * (len(ARRAYS) + 1))(*held.addresses, rows.B)
         self.launch(name, options, arguments)
@@ -216,7 +218,7 @@ def exceeds_traffic(name: str, cell: Cell, d: int, B: int, size: int, g: Geometr
 
 
 def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
-    """Whether two sweeps may run at once.
+    """Whether two sweeps of B samples and d units may run at once on a GPU.
 
     Not where the blocks of one wait for each other: those that run might wait for others that
     have no room because of the second sweep.
@@ -408,6 +410,7 @@ def pointwise(
             outputs.append(like.new_empty(count, d * len(nodes)))
     arrays = [*given, *outputs]
     names, expected = op.expected_sizes(groups, count, d)
+    # `held` keeps the tensors alive as long as their addresses are used.
     held = pointers(names, arrays, expected, [like.dtype] * len(arrays), like.device)
     arguments = (ctypes.c_longlong * (len(arrays) + 1))(*held.addresses, count)
     # Blocks of 256 threads, one thread for each number; 16 for each multiprocessor fill the chip,

@@ -41,8 +41,9 @@ class Tile:
 def cheapest_tile(inner: int, outer: int, rows: int, warps: int, weights: int) -> Tile | None:
     """The cheapest tile that covers a block's part of W, inner x outer; None if none does.
 
-    rows: samples that are multiplied at once. weights: the most entries of W that a thread may
-    have. The cost is an estimate of the time of one product, in arbitrary units.
+    A thread has KC x CC entries, over inner x outer; the 32 lanes of a warp lie as LK x LC, the
+    warps as WK x WC. rows: samples that are multiplied at once. weights: the most entries of W
+    that a thread may have. The cost is an estimate of the time of one product, in arbitrary units.
     """
     cheapest: Tile | None = None
     lowest_cost = 0.0
@@ -101,6 +102,7 @@ def choose_geometry(
     """
     if not cell.read:  # no W: every sample is a group of one block
         return Geometry(d, 1, B, 1, 1, min(warps, -(-d // 32)))
+    # Samples of an item, at most.
     most_rows = ROWS if len(cell.gates) < 3 else 2 * ROWS
     for parts in range(1, min(d, processors) + 1):
         units = -(-d // parts)
@@ -108,7 +110,7 @@ def choose_geometry(
         most_groups = min(B, max(1, processors // needed_parts))
         samples = -(-B // most_groups)  # of a group
         blocks = -(-samples // most_rows)  # items that they are cut into
-        rows = -(-samples // blocks)
+        rows = -(-samples // blocks)  # samples of an item
         groups = -(-B // (rows * blocks))
         g = Geometry(units, needed_parts, groups, rows, blocks, warps)
         # W must fit for the forward and the tangent loop, and W' for the adjoint.
@@ -139,8 +141,8 @@ def place_weights(
 
     d: units of the network; g: how it lies on the chip; size: bytes of a number.
     """
-    inner = len(cell.read) * d
-    outer = len(cell.gates) * g.units
+    inner = len(cell.read) * d  # entries that the product sums over
+    outer = len(cell.gates) * g.units  # sums that the block computes
     if backwards:
         inner = len(cell.gates) * d
         outer = len(cell.read) * g.units

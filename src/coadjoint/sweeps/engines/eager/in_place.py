@@ -196,7 +196,7 @@ def tangent(
     rows = plan.rows
     slots = len(cell.slots)
     e = tangent_step(cell)  # the expressions of a step
-    # Not where what W reads is constant: no direction goes through it.
+    # Where what W reads is constant, no direction goes through it.
     if not e.uses_W:
         W = None
     mu = empty(saved.x.shape, saved.x)

@@ -133,7 +133,7 @@ class AdjointLoop(LinearLoop):
         """Set self.step: a function of t that reads lam_{t+1} and writes delta_{t+1} and lam_t."""
         cell = plan.cell
         e = adjoint_step(cell)  # the expressions of a step
-        # Not where what W reads is constant: nothing comes back through it.
+        # Where what W reads is constant, nothing comes back through it.
         if not e.uses_W:
             W = None
         outputs = (*e.into_a, *e.into_x)
@@ -211,6 +211,7 @@ class AdjointLoop(LinearLoop):
         pull_read = self.bind(sums, given, earlier)
 
         def step(t: int) -> None:
+            """lam_t <- f_x' lam_{t+1} + r' W' delta, in all slots."""
             pull(t)
             torch.mm(deltas[t], W, out=products[t])
             pull_read(t)
@@ -227,10 +228,12 @@ def _with_product(
     """
 
     def add_product(t: int) -> None:
+        """lam_t <- f_x' lam_{t+1} + W' delta, in the slot that W reads."""
         pull(t)
         target[t].addmm_(deltas[t], W)
 
     def write_product(t: int) -> None:
+        """lam_t <- W' delta, in the slot that W reads."""
         pull(t)
         torch.mm(deltas[t], W, out=target[t])
 
