@@ -48,7 +48,7 @@ class Choice(str):
     why: str
 
     def __new__(cls, name: str, why: str) -> Choice:
-        """Make the string; a str takes no arguments beside its text in __init__."""
+        """Make the string `name` with the reason `why`, in __new__ because a str is immutable."""
         choice = super().__new__(cls, name)
         choice.why = why
         return choice
@@ -70,9 +70,10 @@ def current_name(name: str) -> str:
 
 
 def resolve(name: str, cell: Cell | None, device: str) -> Choice:
-    """Choose the engine for a request; one asked for by name runs, or the request is refused.
+    """The engine for a request: a name, or 'auto'. One asked for by name runs or is refused.
 
     cell: None for a step function, which has no formula.
+    device: the type of the device where the data is, "cpu" or "cuda" for instance.
     """
     name = current_name(name)
     if cell is None:
@@ -94,6 +95,7 @@ def choose_engine(cell: Cell, device: str) -> Choice:
     """The fastest engine that runs this cell on this device, and why a faster one does not."""
     missing = ""  # the last engine that cannot run here
     unsuited = ""  # the last engine that cannot run this cell
+    # The fastest first; a device without a list (mps, ...) gets the engine that runs anywhere.
     for name in PREFERRED.get(device, ("reference",)):
         of_device = device_refusal(name, device)
         of_cell = cell_refusal(name, cell)
@@ -105,7 +107,7 @@ def choose_engine(cell: Cell, device: str) -> Choice:
             break
     else:
         raise AssertionError("the last engine of each list runs everywhere")
-    if missing:
+    if missing:  # something could be installed; nothing helps an unsuited cell
         warn_once(f"using engine '{name}': {missing}")
     reasons = [f"the cell is a formula and the data is on {device}"]
     if missing or unsuited:

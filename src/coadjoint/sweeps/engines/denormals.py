@@ -13,9 +13,10 @@ import torch
 
 @contextlib.contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Denormals are zero inside; the caller's setting is restored.
+    """Denormal numbers count as zero inside; the caller's setting is restored at the end.
 
-    torch has no function that returns the setting, so a denormal number is put to the test.
+    torch has no function that returns the setting, so it is found out: 1e-310, which is denormal,
+    becomes zero in a product if it is on.
     """
     was_on = (torch.tensor(1e-310, dtype=torch.float64) * 1.0).item() == 0.0
     torch.set_flush_denormal(True)

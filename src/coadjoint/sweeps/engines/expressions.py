@@ -21,7 +21,7 @@ from ..rows import Rows
 
 @functools.cache
 def symbols(kind: str, count: int) -> tuple[Node, ...]:
-    """The inputs kind.0, kind.1, ... of a formula."""
+    """The `count` nodes kind.0, kind.1, ...: symbols that stand for inputs of a formula."""
     return tuple(symbol(f"{kind}.{i}") for i in range(count))
 
 
@@ -66,13 +66,16 @@ class AdjointStep:
 
     @property
     def uses_W(self) -> bool:
-        """Whether anything goes back through W: r may be constant."""
+        """Whether lam_{t-1} depends on W' delta_t: not if what W reads, r(x), is constant."""
         return any(n is not ZERO for n in self.through_read)
 
 
 @functools.cache
 def adjoint_step(cell: Cell) -> AdjointStep:
-    """The adjoint step of a cell: f pulled back from lam, r from rbar."""
+    """The adjoint step of a cell: f_a' lam, f_x' lam and r' rbar as expressions.
+
+    rbar = W' delta is an input of the last one.
+    """
     # Sums list their terms in the order in which nodes were made: another order here would
     # change the generated code.
     lam = symbols("lam", len(cell.slots))
@@ -81,7 +84,7 @@ def adjoint_step(cell: Cell) -> AdjointStep:
     into_x = tuple(pull(cell.next, lam, cell.x))
     through_read = tuple(pull(cell.read, rbar, cell.x))
     sa = symbols("sa", len(cell.gates))
-    so_far = symbols("e", len(cell.slots))
+    so_far = symbols("e", len(cell.slots))  # lam_{t-1} before r' rbar is added
     return AdjointStep(lam, sa, rbar, so_far, into_a, into_x, through_read)
 
 
@@ -97,13 +100,13 @@ class TangentStep:
 
     @property
     def uses_W(self) -> bool:
-        """Whether anything goes on through W: r may be constant."""
+        """Whether nu_t depends on W: not if what W reads, r(x), is constant."""
         return any(n is not ZERO for n in self.through_read)
 
 
 @functools.cache
 def tangent_step(cell: Cell) -> TangentStep:
-    """The tangent step of a cell: f and r, pushed along mu (of x) and nu (of a)."""
+    """The tangent step of a cell: f_x mu + f_a nu and r' mu as expressions; g is added to mu_t."""
     mu = symbols("mu", len(cell.slots))
     nu = symbols("nu", len(cell.gates))
     g = symbols("g", len(cell.slots))
@@ -120,7 +123,11 @@ def nonzero_outputs(
     saved: Sequence[Tensor | None],
     inputs: Sequence[Tensor | None],
 ) -> dict[str, Tensor]:
-    """Run a pointwise operation: its outputs by name, without those that are identically zero."""
+    """Run a pointwise operation: its outputs by name, without those that are identically zero.
+
+    rows: where the steps of ragged samples lie; None for the rows of one step.
+    saved, inputs: the values of op.known and op.inputs, None where one is missing.
+    """
     names = [name for name, _ in op.outputs if name in op.nonzero_outputs]
     if not names:
         return {}
@@ -128,7 +135,7 @@ def nonzero_outputs(
 
 
 def optional_steps(rows: Rows, y: Tensor | None) -> Sequence[Tensor | None]:
-    """A step array as T views, or T times None."""
+    """A step array [N, .] as T views, one for each step; T times None if there is no array."""
     if y is None:
         return [None] * rows.T
     return rows.steps(y)
@@ -142,6 +149,9 @@ def output_or_zeros(outputs: dict[str, Tensor], name: str, like: Tensor) -> Tens
 
 
 def input_groups(op: Pointwise) -> list[tuple[str | None, tuple[Node, ...]]]:
-    """(name, nodes) of all that a pointwise operation may be given: saved values have no name."""
+    """(name, nodes) of each array that a pointwise operation may be given, in their order.
+
+    First the saved values, which have no name (None), then the inputs.
+    """
     saved: list[tuple[str | None, tuple[Node, ...]]] = [(None, nodes) for nodes in op.known]
     return saved + list(op.inputs)

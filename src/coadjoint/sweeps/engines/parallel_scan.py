@@ -33,16 +33,17 @@ class Algebra(NamedTuple):
 
 
 def scan(algebra: Algebra, S: Numbers, y: Numbers, back: bool) -> None:
-    """y_t <- y_t + S_t y_{t-1} for t = 1, 2, ..., T, in place.
+    """y_t <- y_t + S_t y_{t-1} for t = 1, 2, ..., T, in place; y holds T + 1 states, S T links.
 
-    back: y_t <- y_t + S_{t+1} y_{t+1} for t = T - 1, ..., 0.
+    back: y_t <- y_t + S_{t+1} y_{t+1} for t = T - 1, ..., 0, and below time counts from the end.
     """
-    n = len(y[0])
+    n = len(y[0])  # states
     if n == 1:
         return
-    half = n // 2
-    rest = (n - 1) // 2
-    # Join each odd state to the one before it, solve those, then add them to the even states.
+    half = n // 2  # odd states
+    rest = (n - 1) // 2  # even states after the first, which is solved already
+    # Join each odd state to the even one before it: y_1, y_3, ... are then a recurrence by
+    # themselves, with the links S_3 S_2, S_5 S_4, ... Solve it, then add to the even states.
     odd = every_second(y, 1, half, back)
     even = every_second(y, 0, half, back)
     algebra.add_product(odd, every_second(S, 0, half, back), even)
@@ -57,27 +58,32 @@ def scan(algebra: Algebra, S: Numbers, y: Numbers, back: bool) -> None:
 
 
 def every_second(numbers: Numbers, start: int, count: int, back: bool) -> Numbers:
-    """Entries start, start + 2, ... along time, `count` of them; back: counted from the end.
+    """Entries start, start + 2, ... along time (axis 0), `count` of them; back: from the end.
 
     Numbers with a single time step are the same at all steps, and returned as they are.
     """
     n = len(numbers[0])
     if n == 1:
         return numbers
+    # Counted from the end, entry i is n - 1 - i; the last one taken, i = start + 2 (count - 1),
+    # is the first in memory.
     first = n + 1 - start - 2 * count if back else start
     return tuple(y[first : first + 2 * count - 1 : 2] for y in numbers)
 
 
 def _slots(S: Numbers) -> range:
+    """The slots j that a product with the matrices S [.., m, m, d] sums over."""
     return range(S[0].shape[-2])
 
 
 def _add_product(y: Numbers, S: Numbers, z: Numbers) -> None:
+    """Ordinary numbers, y <- y + S z: column j of S times slot j of z, for each j."""
     for j in _slots(S):
         y[0].addcmul_(S[0][..., j, :], z[0][..., j, None, :])
 
 
 def _multiply(S: Numbers, R: Numbers) -> Numbers:
+    """Ordinary numbers, S R: column j of S times row j of R, summed over j."""
     product = S[0][..., 0, None, :] * R[0][..., None, 0, :, :]
     for j in _slots(S)[1:]:
         product.addcmul_(S[0][..., j, None, :], R[0][..., None, j, :, :])
@@ -88,31 +94,34 @@ REAL = Algebra(_add_product, _multiply)
 
 
 def _take_larger(y: Numbers, S: Numbers, z: Numbers) -> None:
+    """Logarithms, y <- y + S z: the larger term takes the place of the sum."""
     torch.maximum(y[0], S[0] + z[0], out=y[0])
 
 
 def _add_logarithms(S: Numbers, R: Numbers) -> Numbers:
+    """Logarithms, S R: those of the moduli add up."""
     return (S[0] + R[0],)
 
 
-# Over logarithms: a sum is a product, a maximum takes the place of a sum.
+# Over logarithms a product becomes a sum, and a maximum takes the place of a sum.
 LARGEST = Algebra(_take_larger, _add_logarithms)
 
 
 def to_wide(y: Tensor, e: Tensor | int = 0) -> Wide:
-    """Split y 2^e into mantissas of order one and an exponent each; zeros have NO_EXPONENT."""
-    mantissa, own = torch.frexp(y)
-    return mantissa, torch.where(mantissa == 0, NO_EXPONENT, own + e)
+    """Split y 2^e into mantissas in [1/2, 1) and an exponent each; zeros have NO_EXPONENT."""
+    mantissa, e_mantissa = torch.frexp(y)
+    return mantissa, torch.where(mantissa == 0, NO_EXPONENT, e_mantissa + e)
 
 
 def wide_sum(terms: Sequence[Wide]) -> Wide:
-    """The sum of numbers with exponents."""
-    top = functools.reduce(torch.maximum, (e for _, e in terms))
-    aligned = (y * pow2(e - top, y.dtype) for y, e in terms)
-    return to_wide(functools.reduce(torch.add, aligned), top)
+    """The sum of numbers y 2^e, added in units of 2^e of the largest term."""
+    largest = functools.reduce(torch.maximum, (e for _, e in terms))
+    aligned = (y * pow2(e - largest, y.dtype) for y, e in terms)
+    return to_wide(functools.reduce(torch.add, aligned), largest)
 
 
 def _add_wide_product(y: Numbers, S: Numbers, z: Numbers) -> None:
+    """Numbers with exponents, y <- y + S z; each of y, S, z is (mantissas, exponents)."""
     terms = [(y[0], y[1])]
     for j in _slots(S):
         mantissa = S[0][..., j, :] * z[0][..., j, None, :]
@@ -123,6 +132,7 @@ def _add_wide_product(y: Numbers, S: Numbers, z: Numbers) -> None:
 
 
 def _multiply_wide(S: Numbers, R: Numbers) -> Numbers:
+    """Numbers with exponents, S R; each of the two is (mantissas, exponents)."""
     terms = []
     for j in _slots(S):
         mantissa = S[0][..., j, None, :] * R[0][..., None, j, :, :]
@@ -137,7 +147,7 @@ WIDE = Algebra(_add_wide_product, _multiply_wide)
 def scan_with_exponents(
     S: Tensor, sources: Sequence[tuple[Tensor, Tensor | int]], back: bool, has_modulus: bool
 ) -> Wide:
-    """The solution as y 2^e with an exponent for each entry, for sources that are sums of y 2^k.
+    """Solve the recurrence for the sum of the sources (y, k), each y 2^k: (y, e) for y 2^e.
 
     Nothing overflows, and what is lost is too small to be seen beside what it is added to.
 
@@ -152,8 +162,10 @@ def scan_with_exponents(
         scan(WIDE, to_wide(S), entries, back)
         return entries
     log_bound = functools.reduce(torch.maximum, (log_modulus(y) + k for y, k in sources))
+    # One column is enough: that of a complex number as a matrix holds both of its parts.
     scan(LARGEST, (log_modulus(S[:, :, :, 0]),), (log_bound,), back)
     E = log_bound.ceil().clamp_min(NO_EXPONENT).int()
+    # A link takes numbers in units of 2^origin to units of 2^target: it is scaled by 2^change.
     if back:
         target = E[:-1]
         origin = E[1:]
@@ -168,17 +180,22 @@ def scan_with_exponents(
 
 
 def log_modulus(y: Tensor) -> Tensor:
-    """log2 |y| over the slots, [., ., m, d] -> [., ., 1, d]."""
+    """log2 of the norm |y| over the slots, [., ., m, d] -> [., ., 1, d].
+
+    hypot does not overflow where a sum of squares would; abs is for a single slot.
+    """
     modulus: Tensor = functools.reduce(torch.hypot, y.split(1, 2)).abs()
     return modulus.log2()
 
 
 def exponent_by_row(y: Tensor, e: Tensor, k_last: Tensor) -> Wide:
-    """Entries y 2^e as mantissas, and one exponent k [T + 1, B] for each row.
+    """Entries y 2^e [T + 1, B, m, d] as mantissas, and one exponent k [T + 1, B] for each row.
 
     A row of zeros has the exponent of the step after it, and k_last [B] at the end.
     """
+    # 2^(k-1) <= the largest entry < 2^k; log2 of a row of zeros is -inf and becomes NO_EXPONENT.
     k = (y.abs().log2() + e).amax((2, 3)).floor().add(1).clamp_min(NO_EXPONENT).int()
+    # Fill the gaps: going from the end to the start, each row of zeros takes the last exponent met.
     from_end = torch.cat([k_last[None], k.flip(0)]).t().contiguous()  # [B, T + 2]
     place = torch.arange(from_end.shape[1], device=k.device)
     latest_known = torch.where(from_end == NO_EXPONENT, 0, place).cummax(1).values

@@ -28,7 +28,10 @@ def values(nodes: tuple[Node, ...], y: Tensor | None) -> Values:
 
 
 def evaluate_packed(nodes: Sequence[Node], known: Values, like: Tensor, d: int) -> Tensor:
-    """The nodes' values side by side, [n, m d] with n the rows of `like`."""
+    """The values of m nodes side by side, [n, m d] with n the rows of `like`.
+
+    known: the values of their inputs. A constant or a parameter is repeated for all rows.
+    """
     columns = []
     for value in evaluate_nodes(nodes, known):
         column = torch.as_tensor(value, dtype=like.dtype, device=like.device)
@@ -39,14 +42,17 @@ def evaluate_packed(nodes: Sequence[Node], known: Values, like: Tensor, d: int) 
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, None]:
-    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p)."""
+    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
+
+    Returns x [B + N, .] with x_0 first, a [N, .], and None: no values of nodes are saved.
+    """
     cell = plan.cell
     rows = plan.rows
     d = x0.shape[1] // len(cell.slots)
     x = [x0]
     a = []
     for n, base_t, v_t in zip(rows.sizes, rows.steps(base), optional_steps(rows, v), strict=True):
-        before = x[-1][:n]
+        before = x[-1][:n]  # x_{t-1} of the n samples that take this step
         known = values(cell.x, before) | values(cell.p, p) | values(cell.v, v_t)
         a_t = base_t
         if W is not None:
@@ -57,7 +63,7 @@ def forward(
 
 
 def step_values(plan: SweepPlan, saved: Saved) -> list[Values]:
-    """The values at which each step is differentiated."""
+    """For each step, the values x_{t-1}, p, a_t, v_t at which f and r are differentiated."""
     cell = plan.cell
     rows = plan.rows
     p = values(cell.p, saved.p)
@@ -81,32 +87,38 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop, from T back to 0.
+    """The adjoint loop, from T back to 0: (lam, delta, k).
 
     delta_t   = sa_t + f_a' lam_t
     lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
 
-    scaled: the costate is lam 2^k, and the exponents k [B + N] are returned too.
+    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
+    scaled: the costate is lam 2^k with exponents k [B + N]; otherwise k is None.
+    keep: not used here, lam is kept at every step.
     """
     cell = plan.cell
     rows = plan.rows
     d = saved.x.shape[1] // len(cell.slots)
-    bar = symbols("lam", len(cell.slots))
+    lam_nodes = symbols("lam", len(cell.slots))
     rbar = symbols("rbar", len(cell.read))
-    into_a = pull(cell.next, bar, cell.a)
-    into_x = pull(cell.next, bar, cell.x)
+    into_a = pull(cell.next, lam_nodes, cell.a)
+    into_x = pull(cell.next, lam_nodes, cell.x)
     through_read = pull(cell.read, rbar, cell.x)
     sources = rows.states(saved.x.new_zeros(saved.x.shape) if s is None else s)
     last = saved.x.new_zeros(rows.B, saved.x.shape[1]) if s_last is None else s_last
     if k_last is None:
         k_last = torch.zeros(rows.B, dtype=torch.int32, device=last.device)
-    k_begin = k_last
+    k_begin = k_last  # of type Tensor: inside add_sources, k_last may still be None for mypy
+    # Time runs backwards: entry 0 of each list is the latest one, for the earliest t so far.
     lam: list[Tensor] = []
     k: list[Tensor] = []
     delta: list[Tensor] = []
 
     def add_sources(t: int, pulled: Tensor, k_pulled: Tensor) -> None:
-        """lam_t = pulled + s_t; samples whose last state is x_t begin with s_last."""
+        """Insert lam_t = pulled 2^k_pulled + s_t, with its exponent k_t if scaled.
+
+        Samples whose last state is x_t have no rows in `pulled`: they begin with s_last.
+        """
         begin = slice(len(pulled), len(sources[t]))
         pulled = torch.cat([pulled, last[begin]])
         k_pulled = torch.cat([k_pulled, k_begin[begin]])
@@ -117,10 +129,10 @@ def adjoint(
         k.insert(0, k_t)
         lam.insert(0, scale(pulled, (k_pulled - k_t)[:, None]) + scale(sources[t], -k_t[:, None]))
 
-    add_sources(rows.T, last[:0], k_begin[:0])
-    at = step_values(plan, saved)
+    add_sources(rows.T, last[:0], k_begin[:0])  # nothing is pulled back to the last state
+    point = step_values(plan, saved)
     for t in reversed(range(rows.T)):
-        known = at[t] | values(bar, lam[0])
+        known = point[t] | values(lam_nodes, lam[0])
         delta_t = evaluate_packed(into_a, known, lam[0], d)
         if sa is not None:
             delta_t = delta_t + rows.steps(sa)[t]
@@ -130,6 +142,7 @@ def adjoint(
             pulled = pulled + evaluate_packed(through_read, known, lam[0], d)
         if link is not None:
             pulled = pulled * rows.steps(link.factor)[t]
+        # Unscaled costates have no exponents: any of the right length will do.
         add_sources(t, pulled, k[0] if scaled else k_begin[: len(pulled)])
         delta.insert(0, delta_t)
     return torch.cat(lam), torch.cat(delta), torch.cat(k) if scaled else None
@@ -143,10 +156,12 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop, with m_t = link_t mu_{t-1}.
+    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
 
     nu_t = ga_t + W r' m_t
     mu_t = g_t + f_x m_t + f_a nu_t
+
+    g, ga: the directions that enter at each state and at each a_t; None for zeros.
     """
     cell = plan.cell
     rows = plan.rows
@@ -160,12 +175,12 @@ def tangent(
     sources = rows.states(saved.x.new_zeros(saved.x.shape) if g is None else g)
     mu = [sources[0]]
     nu = []
-    at = step_values(plan, saved)
+    point = step_values(plan, saved)
     for t, n in enumerate(rows.sizes):
         m = mu[t][:n]
         if link is not None:
             m = m * rows.steps(link.factor)[t]
-        known = at[t] | values(m_nodes, m)
+        known = point[t] | values(m_nodes, m)
         nu_t = m.new_zeros(n, saved.a.shape[1]) if ga is None else rows.steps(ga)[t]
         if W is not None:
             nu_t = nu_t + evaluate_packed(read_change, known, m, d) @ W.T

@@ -51,7 +51,10 @@ def refusal(device: str) -> str | None:
 
 @functools.cache
 def cell_refusal(cell: Cell) -> str | None:
-    """Why it cannot run a cell, as the end of a sentence; None if it can."""
+    """Why it cannot run a cell, as the end of a sentence; None if it can.
+
+    It runs cells without W (their r has no entries) whose step is affine in the state.
+    """
     if cell.read:
         return f"is for recurrences without W, but cell '{cell.name}' has one. Use engine='auto'."
     if not is_affine(cell):
@@ -63,15 +66,19 @@ def cell_refusal(cell: Cell) -> str | None:
 
 
 def is_affine(cell: Cell) -> bool:
-    """Whether f(a, v, x, p) = A x + b, with A and b free of x, as the formula is written."""
+    """Whether f(a, v, x, p) = A x + b, with A and b free of x, as the formula is written.
+
+    So it is if each operation is linear in those of its arguments that depend on x.
+    """
     moving = dependent_nodes(cell.next, cell.x)
 
     def is_linear(n: Node) -> bool:
-        moved = [a in moving for a in n.args]
+        """Whether the operation of node n is linear in its arguments that depend on x."""
+        depends = [a in moving for a in n.args]
         if n.op == "mul":
-            return not all(moved)
+            return not all(depends)
         if n.op == "div":
-            return not moved[1]
+            return not depends[1]
         return n.op in ("add", "sub", "neg")
 
     return all(is_linear(n) for n in walk(cell.next) if n in moving and n.args)
@@ -89,7 +96,7 @@ class AffineStep(NamedTuple):
 
 @functools.cache
 def affine_step(cell: Cell) -> AffineStep:
-    """The step of a cell for which is_affine holds."""
+    """The step x_t = A x_{t-1} + b of a cell for which is_affine holds, as expressions."""
     columns = []
     for y in cell.x:  # column j of A is the change along slot j
         unit = {x: Node("const", (), float(x is y)) for x in cell.x}
@@ -97,11 +104,12 @@ def affine_step(cell: Cell) -> AffineStep:
     A = tuple(n for row in zip(*columns, strict=True) for n in row)
     b = tuple(substitute(cell.next, dict.fromkeys(cell.x, ZERO)))
     shared = not dependent_nodes(A, (*cell.a, *cell.v)) & set(A)
+    # A complex number re + i im as a matrix is [[re, -im], [im, re]].
     is_complex = len(A) == 4 and A[0] is A[3] and A[1] is neg(A[2])
     inputs = (("a", cell.a), ("v", cell.v), ("p", cell.p))
     uniform = frozenset({"p"})
     outputs = [("b", b)]
-    if not shared:
+    if not shared:  # otherwise A is the same at all steps, and computed once (shared_link)
         outputs.insert(0, ("A", A))
     if cell.saved_nodes:
         outputs.append(("q", cell.saved_nodes))
@@ -111,14 +119,14 @@ def affine_step(cell: Cell) -> AffineStep:
 
 
 def split_slots(cell: Cell, y: Tensor) -> Tensor:
-    """[., m d] -> [., m, d]."""
+    """An array [., m d] of the cell's m slots side by side as [., m, d]."""
     split: Tensor = y.unflatten(1, (len(cell.slots), -1))
     return split
 
 
 def to_dense(rows: Rows, y: Tensor) -> Tensor:
     """A step array as [T, B, .], a state array as [T + 1, B, .], zero where a sample has ended."""
-    is_states = len(y) > rows.N
+    is_states = len(y) > rows.N  # B + N rows, not N
     length = rows.T + is_states
     if not rows.uniform:
         zeros = y.new_zeros(length * rows.B, *y.shape[1:])
@@ -136,7 +144,11 @@ def from_dense(rows: Rows, y: Tensor) -> Tensor:
 
 
 def dense_positions(rows: Rows, is_states: bool, like: Tensor) -> Tensor:
-    """Where the rows of a step or state array lie in [T, B] or [T + 1, B], flattened."""
+    """Where the rows of a step or state array lie in [T, B] or [T + 1, B], flattened.
+
+    like: a tensor on the device where the positions are needed.
+    """
+    # Step t = 1..T is row t - 1 of [T, B] and, as the state x_t, row t of [T + 1, B].
     positions = (rows.time - 1 + is_states) * rows.B + rows.sample
     if is_states:
         positions = torch.cat([torch.arange(rows.B), positions])
@@ -146,9 +158,10 @@ def dense_positions(rows: Rows, is_states: bool, like: Tensor) -> Tensor:
 def link_matrices(
     plan: SweepPlan, A: Tensor | None, p: Tensor | None, link: Link | None, like: Tensor
 ) -> Tensor:
-    """The links S [T or 1, B or 1, m, m, d], with the factors of `link`.
+    """The links S [T or 1, B or 1, m, m, d]: the matrices A_t times the factors of `link`.
 
-    A [N, m m d] are the values of A; None where p alone determines them, or they are zero.
+    A [N, m m d] are their values; None where p alone determines them, or they are zero.
+    like: a state array, for its width, type and device.
     """
     rows = plan.rows
     m = len(plan.cell.slots)
@@ -157,7 +170,7 @@ def link_matrices(
         S = to_dense(rows, A.unflatten(1, (m, m, d)))
     else:
         S = shared_link(plan.cell, p, like, d)
-        if not rows.uniform:
+        if not rows.uniform:  # steps that do not exist need links of zeros
             S = to_dense(rows, S[0].expand(rows.N, m, m, d))
     if link is not None:
         S = S * to_dense(rows, link.factor[:, :, None, None])
@@ -168,7 +181,7 @@ def shared_link(cell: Cell, p: Tensor | None, like: Tensor, d: int) -> Tensor:
     """A [1, 1, m, m, d] of a cell whose A is made of p alone."""
     known = {} if p is None else dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
     entries = []
-    for entry in evaluate_nodes(affine_step(cell).A, known):
+    for entry in evaluate_nodes(affine_step(cell).A, known):  # a constant entry is a number
         is_tensor = isinstance(entry, Tensor)
         entries.append(entry.expand(d) if is_tensor else like.new_full((d,), entry))
     m = len(cell.slots)
@@ -176,7 +189,7 @@ def shared_link(cell: Cell, p: Tensor | None, like: Tensor, d: int) -> Tensor:
 
 
 def saved_link_matrices(plan: SweepPlan, saved: Saved, link: Link | None) -> Tensor:
-    """The links of a forward sweep, from what it saved."""
+    """The links S of link_matrices, at the values that a forward sweep saved."""
     parts = affine_step(plan.cell)
     A = None
     if not parts.shared:
@@ -186,9 +199,10 @@ def saved_link_matrices(plan: SweepPlan, saved: Saved, link: Link | None) -> Ten
 
 
 def solve(plan: SweepPlan, S: Tensor, y: Tensor, back: bool, has_factors: bool) -> Tensor:
-    """The solution, as a state array, for sources y [T + 1, B, m, d], which it may overwrite.
+    """Solve y_t <- y_t + S_t y_{t-1}, or backwards, for sources y [T + 1, B, m, d].
 
-    has_factors: products of the links' factors may leave the range where the solution does not.
+    Returns a state array [B + N, m d]; y may be overwritten. has_factors: the links have factors,
+    whose products may leave the range of floating point though the solution does not.
     """
     if has_factors:
         has_modulus = affine_step(plan.cell).has_modulus
@@ -201,12 +215,12 @@ def solve(plan: SweepPlan, S: Tensor, y: Tensor, back: bool, has_factors: bool) 
 
 
 def carry_nonfinite_to_end(rows: Rows, y: Tensor, back: bool) -> None:
-    """Make the end of a sample non-finite where any state of it is.
+    """Make the last state reached, x_0 if back, non-finite where any state y_t of the sample is.
 
-    A loop passes inf and NaN on to its end, where they are looked for; a scan may reach the end
-    by another way.
+    A loop passes inf and NaN on to its end, and only there are they looked for. A scan adds up
+    in another order, so one of them may not reach the end.
     """
-    bad = (y - y).sum(0)  # zero, and NaN where something is not finite
+    bad = (y - y).sum(0)  # zero, and NaN where something is not finite: inf - inf is NaN
     if back:
         y[0] += bad
     elif rows.uniform:
@@ -219,7 +233,11 @@ def carry_nonfinite_to_end(rows: Rows, y: Tensor, back: bool) -> None:
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop: (x, a, q), see sweeps/plan.py."""
+    """The forward loop: a_t = base_t, x_t = f(a_t, v_t, x_{t-1}, p) = A_t x_{t-1} + b_t.
+
+    Returns x [B + N, .] with x_0 first, a [N, .], and q [N, .]: the values of cell.saved_nodes,
+    which derivatives read again; None if the cell has none. W: not used, see cell_refusal.
+    """
     cell = plan.cell
     rows = plan.rows
     with flush_denormals():
@@ -244,11 +262,20 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop: (lam, delta, k), see sweeps/plan.py."""
+    """The adjoint loop, from T back to 0: (lam, delta, k).
+
+    delta_t   = sa_t + f_a' lam_t
+    lam_{t-1} = s_{t-1} + link_t f_x' lam_t
+
+    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
+    scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
+    W: not used, see cell_refusal. keep: not used, all of lam is computed.
+    """
     cell = plan.cell
     rows = plan.rows
     if s is None and s_last is None:
         s = torch.zeros_like(saved.x)
+    # Both as [T + 1, B, m, d]: the sources of all states, and those of the last states.
     sources = None if s is None else to_dense(rows, split_slots(cell, s))
     last = None
     if s_last is not None:
@@ -257,6 +284,7 @@ def adjoint(
     with flush_denormals():
         S = saved_link_matrices(plan, saved, link).transpose(2, 3)
         if scaled:
+            # s and s_last have different exponents, and are added inside.
             lam, k = scaled_costates(plan, S, sources, last, k_last)
         else:
             y = plus(sources, last)
@@ -265,8 +293,8 @@ def adjoint(
                 y = y.clone()  # it may be the caller's s, and is overwritten
             lam = solve(plan, S, y, back=True, has_factors=link is not None)
         pull_a = step_map(cell).pulled(("x",), ("a",))
-        at = (saved.a, saved.v, rows.prev(saved.x), saved.p, lam[rows.B :])
-        outputs = nonzero_outputs(pull_a, rows, (saved.x[rows.B :], saved.q), at)
+        inputs = (saved.a, saved.v, rows.prev(saved.x), saved.p, lam[rows.B :])
+        outputs = nonzero_outputs(pull_a, rows, (saved.x[rows.B :], saved.q), inputs)
     delta = output_or_zeros(outputs, "a", saved.a)
     if sa is not None:
         delta = delta + sa
@@ -276,7 +304,11 @@ def adjoint(
 def scaled_costates(
     plan: SweepPlan, S: Tensor, sources: Tensor | None, last: Tensor | None, k_last: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """(lam, k) as state arrays, for sources and last 2^k_last."""
+    """(lam, k) as state arrays; the costates lam 2^k solve the recurrence backwards.
+
+    sources, last 2^k_last: both [T + 1, B, m, d] or None, the sources of all states and those of
+    the samples' last states. S: the transposed links.
+    """
     rows = plan.rows
     if k_last is None:
         k_last = torch.zeros(rows.B, dtype=torch.int32, device=S.device)
@@ -300,16 +332,23 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop: (mu, nu), see sweeps/plan.py."""
+    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
+
+    nu_t = ga_t
+    mu_t = g_t + f_x m_t + f_a nu_t
+
+    g, ga: the directions that enter at each state and at each a_t; None for zeros.
+    W: not used, see cell_refusal.
+    """
     cell = plan.cell
     rows = plan.rows
     y = torch.zeros_like(saved.x) if g is None else g.clone()
     with flush_denormals():
         if ga is not None:
             push_a = step_map(cell).pushed(("a",))
-            at = (saved.a, saved.v, rows.prev(saved.x), saved.p, ga)
-            outputs = nonzero_outputs(push_a, rows, (saved.x[rows.B :], saved.q), at)
-            if "x" in outputs:
+            inputs = (saved.a, saved.v, rows.prev(saved.x), saved.p, ga)
+            outputs = nonzero_outputs(push_a, rows, (saved.x[rows.B :], saved.q), inputs)
+            if "x" in outputs:  # f_a ga enters like a source of the state
                 y[rows.B :] += outputs["x"]
         sources = to_dense(rows, split_slots(cell, y))
         S = saved_link_matrices(plan, saved, link)

@@ -59,7 +59,10 @@ class Compiler(NamedTuple):
 
     @staticmethod
     def find() -> Compiler | None:
-        """$CC if it is set, else the first of the usual ones."""
+        """$CC if it is set, else the first of the usual ones; None if there is none.
+
+        The identity has the size and the time of the file: an updated compiler is another one.
+        """
         try:
             from_environment = shlex.split(os.environ.get("CC", ""))
         except ValueError:  # an open quotation mark
@@ -86,7 +89,10 @@ class CompilerSetup(NamedTuple):
 
 @functools.cache
 def processor() -> str:
-    """The processor's instructions: a library made with -march=native runs on no other kind."""
+    """A text that tells kinds of processors apart, with the instructions they have.
+
+    A library made with -march=native may fail on another kind.
+    """
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as f:
         keys = ("model name", "flags", "Features", "CPU part", "isa")
         first_core = iter(f.readline, "\n")  # cores are separated by empty lines
@@ -119,7 +125,8 @@ def is_ours(path: Path) -> bool:
     right_kind = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
     if not hasattr(os, "getuid"):  # Windows: a user's folders are closed to others
         return right_kind
-    return right_kind and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    writable_by_others = status.st_mode & 0o022
+    return right_kind and status.st_uid == os.getuid() and not writable_by_others
 
 
 def is_safe_parent(path: Path) -> bool:
@@ -159,6 +166,7 @@ _temporary_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when 
 
 
 def _temporary_folder() -> Path:
+    """A new private folder, removed when the process ends."""
     folder = tempfile.TemporaryDirectory(prefix="coadjoint-")
     _temporary_folders.append(folder)
     return Path(folder.name)
@@ -166,7 +174,10 @@ def _temporary_folder() -> Path:
 
 @functools.cache
 def compiler_setup() -> CompilerSetup:
-    """The compiler, tried once on a short source; the result is kept on disk like any library."""
+    """The compiler and the first TUNING_FLAGS that work, or the reason why none does.
+
+    Each is tried on PROBE, whose function returns 42; that library is kept on disk like any other.
+    """
     compiler = Compiler.find()
     if compiler is None:
         tried = os.environ.get("CC") or ", ".join(USUAL_COMPILERS)
@@ -178,7 +189,7 @@ def compiler_setup() -> CompilerSetup:
         try:
             if _library(compiler, flags, PROBE).answer() == 42:
                 return CompilerSetup(compiler, flags, None)
-        except (OSError, AttributeError) as error:
+        except (OSError, AttributeError) as error:  # not compiled or loaded, or without `answer`
             first_error = first_error or str(error)
     refusal = f"needs a C compiler, but {' '.join(compiler.command)} does not work"
     if first_error:
@@ -201,7 +212,10 @@ def library(source: str) -> ctypes.CDLL:
 
 
 def _library(compiler: Compiler, flags: tuple[str, ...], source: str) -> ctypes.CDLL:
+    """Compile and load a source, or load the library in the cache; OSError if that fails."""
+
     def make(out: Path) -> None:
+        """Compile the source to the file `out`."""
         text = out.with_suffix(".c")
         text.write_text(source)
         _run([*compiler.command, *flags, str(text), "-o", str(out), "-lm"])
@@ -213,7 +227,8 @@ def _library(compiler: Compiler, flags: tuple[str, ...], source: str) -> ctypes.
 def cached_file(recipe: str, suffix: str, make: Callable[[Path], object]) -> Path:
     """The file that make(path) writes for a recipe, from the cache if it is there and intact.
 
-    A cached file that is damaged, or belongs to someone else, is removed and made again.
+    recipe: a text with all that the contents depend on. The file is named by the digests of recipe
+    and contents; one that is damaged, or belongs to someone else, is removed and made again.
     """
     key = _digest(recipe.encode())
     folder = cache_folder()
@@ -226,6 +241,7 @@ def cached_file(recipe: str, suffix: str, make: Callable[[Path], object]) -> Pat
         out = Path(place, f"cell{suffix}")
         make(out)
         out.chmod(0o700)
+        # Renaming is atomic: no process ever sees a file that is half written.
         return out.replace(folder / f"{key}-{_digest(out.read_bytes())}{suffix}")
 
 
@@ -259,12 +275,14 @@ def _remove_leftovers(cache: Path) -> None:
     for path in cache.iterdir():
         with contextlib.suppress(OSError):
             status = path.lstat()
+            # Earlier versions took no lock: their folders go only when they are a day old.
             is_old = OLD_STYLE.fullmatch(path.name) and status.st_mtime < time.time() - DAY
             if (is_old or path.name.startswith(BUILDING)) and stat.S_ISDIR(status.st_mode):
                 shutil.rmtree(path)
 
 
 def _digest(data: bytes) -> str:
+    """The first 128 bits of SHA-256 in hexadecimal: enough, and a short name."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 

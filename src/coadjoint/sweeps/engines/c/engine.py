@@ -27,7 +27,7 @@ from ..expressions import adjoint_step, input_groups, tangent_step
 from . import compiler
 from .source import cell_source, costly_parameter_terms, pointwise_source
 
-WORK_PER_THREAD = 10_000_000  # operations
+WORK_PER_THREAD = 10_000_000  # operations; with fewer, starting a thread takes longer than it saves
 MOST_THREADS = 64  # as in vectors.h
 # The arrays of struct sweep in loops.h, after its six numbers. Each loop uses some of them: the
 # tangent has g for s, ga for base, mu for lam and nu for delta; the adjoint has sa for base.
@@ -51,11 +51,11 @@ def refusal(device: str) -> str | None:
 
 
 def describe() -> str:
-    """The compiler and its flags."""
-    found, flags, refusal = compiler.compiler_setup()
-    if found is None:
+    """The compiler and its flags in words, or why there is none."""
+    working, flags, refusal = compiler.compiler_setup()
+    if working is None:
         return str(refusal)
-    return f"{os.path.basename(found.command[0])} {' '.join(flags)}"
+    return f"{os.path.basename(working.command[0])} {' '.join(flags)}"
 
 
 class CompiledLoops(NamedTuple):
@@ -89,7 +89,10 @@ class CompiledPointwise(NamedTuple):
 def compiled_pointwise(
     op: Pointwise, present: tuple[bool, ...], dtype: torch.dtype
 ) -> CompiledPointwise:
-    """Compile an operation. present: which of op.known and op.inputs are given."""
+    """Compile an operation, or load what was compiled before.
+
+    present: for each array of op.known and op.inputs, whether it is given (input_groups).
+    """
     source = pointwise_source(op, present, dtype)
     run = compiler.library(source.text).run
     run.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_void_p]
@@ -103,7 +106,7 @@ def pointwise(
     at_hand: Sequence[Tensor | None],
     tensors: Sequence[Tensor | None],
 ) -> list[Tensor]:
-    """The outputs of `op` that are not identically zero, row by row.
+    """Run `op` in C: its outputs [rows, m d] that are not identically zero, in their order.
 
     rows: not needed here; it belongs to the interface of engines.
     at_hand, tensors: the values of op.known and op.inputs, None where one is missing.
@@ -141,6 +144,7 @@ def pointwise(
     names, sizes = op.expected_sizes(groups, count, d)
     names.insert(len(given), "once")
     sizes.insert(len(given), len(uniform_terms) * d)
+    # `held` keeps the tensors alive as long as their addresses are used.
     held = pointers(names, arrays, sizes, [like.dtype] * len(arrays), CPU)
     run(count, d, threads, (ctypes.c_void_p * len(arrays))(*held.addresses))
     return outputs
@@ -149,13 +153,13 @@ def pointwise(
 def _packed_values(
     terms: Sequence[Node], known: dict[Node, Tensor], like: Tensor, d: int
 ) -> Tensor:
-    """The values of terms side by side, d of each."""
+    """The values of terms side by side, [terms d]; known: the values [d] of their inputs."""
     values = evaluate_nodes(terms, known)
     return torch.cat([torch.as_tensor(y, dtype=like.dtype).expand(d) for y in values])
 
 
 def _thread_count(work: int, most: int) -> int:
-    """How many threads share this number of operations, at most `most`."""
+    """How many threads share `work` operations, at most `most` (one for each row, say)."""
     return max(1, min(torch.get_num_threads(), MOST_THREADS, most, work // WORK_PER_THREAD))
 
 
@@ -168,29 +172,35 @@ def run(
     flags: tuple[int, int],
     arrays: Sequence[Tensor | None],
 ) -> None:
-    """Call a loop over time.
+    """Call a compiled loop over time, which writes its results into some of the arrays.
 
-    flags    scaled, and keep: whether lam or mu has a row for every state
-    arrays   those of struct sweep after p
+    loops    what `sweep` is one of
+    flags    (scaled, keep); scaled: lam has exponents; keep: lam or mu has a row for every state
+    arrays   those of struct sweep after p, see ARRAY_NAMES; None where the loop needs none
     """
     cell = plan.cell
     rows = plan.rows
-    if loops.parameter_terms and p is not None:
+    if loops.parameter_terms and p is not None:  # the loop reads these terms after p
         known = dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
         values = evaluate_nodes(loops.parameter_terms, known)
         p = torch.cat([p, *(torch.as_tensor(y, dtype=p.dtype) for y in values)])
     starts = None if rows.uniform else torch.tensor(rows.starts)
+    # For each unit of each step row: the product with W, and about 100 operations of the formula.
     work = rows.N * d * (2 * d * len(cell.gates) * max(1, len(cell.read)) + 100)
-    threads = _thread_count(work, MOST_THREADS)
+    threads = _thread_count(work, MOST_THREADS)  # they share the samples
     sizes = array_sizes(plan, loops, d, bool(flags[1]))
     dtypes = array_dtypes(loops.dtype)
+    # `held` keeps the tensors alive as long as their addresses are used.
     held = pointers(ARRAY_NAMES, (starts, p, *arrays), sizes, dtypes, CPU)
     if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, *held.addresses)):
         raise MemoryError("not enough memory for the sweep's weights.")
 
 
 def array_sizes(plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool) -> tuple[int, ...]:
-    """How many values the arrays of struct sweep have, in the order of ARRAY_NAMES."""
+    """How many values the arrays of struct sweep have, in the order of ARRAY_NAMES.
+
+    keep: lam has a row for every state; otherwise two states take turns.
+    """
     cell = plan.cell
     B = plan.rows.B
     N = plan.rows.N
@@ -218,7 +228,7 @@ def array_sizes(plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool) -> tu
 
 @functools.cache
 def array_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """The types of the arrays of struct sweep."""
+    """The types of the arrays of struct sweep, in the order of ARRAY_NAMES; dtype: of real ones."""
     integers = {"starts": torch.int64, "k_last": torch.int32, "k": torch.int32}
     return tuple(integers.get(name, dtype) for name in ARRAY_NAMES)
 
@@ -227,7 +237,11 @@ def array_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop: (x, a, q), see sweeps/plan.py."""
+    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
+
+    Returns x [B + N, .] with x_0 first, a [N, .], and q [N, .]: the values of cell.saved_nodes,
+    which derivatives read again; None if the cell has none.
+    """
     cell = plan.cell
     rows = plan.rows
     loops = compiled_loops(cell, base.dtype)
@@ -237,9 +251,10 @@ def forward(
     q = None
     if cell.saved_nodes:
         q = empty((rows.N, d * len(cell.saved_nodes)), base)
+    # Without W, a is base; it is not written where no derivative reads it.
     a = base.clone() if W is None and cell.needs_a else empty(base.shape, base)
-    arrays = (W, v, a, x, q, base, *[None] * 7)
-    run(loops.forward, plan, loops, p, d, (0, 1), arrays)
+    arrays = (W, v, a, x, q, base, *[None] * 7)  # s .. k of ARRAY_NAMES are not used
+    run(loops.forward, plan, loops, p, d, (0, 1), arrays)  # not scaled, all states kept
     return x, a, q
 
 
@@ -256,8 +271,12 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop: (lam, delta, k), see sweeps/plan.py.
+    """The adjoint loop, from T back to 0: (lam, delta, k).
 
+    delta_t   = sa_t + f_a' lam_t
+    lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
+
+    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
     scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
     keep: lam is read at every step; otherwise at the first alone, and two steps' room is enough.
     """
@@ -269,9 +288,10 @@ def adjoint(
     lam = empty((lam_rows, width), saved.x)
     delta = empty(saved.a.shape, saved.x)
     k = torch.empty(rows.B + rows.N, dtype=torch.int32) if scaled else None
-    if not adjoint_step(cell).uses_W:
+    if not adjoint_step(cell).uses_W:  # what W reads is constant: nothing comes back through it
         W = None
     factor = None if link is None else link.factor
+    # In the order of ARRAY_NAMES, after p: sa stands for base.
     arrays = (W, saved.v, saved.a, saved.x, saved.q, sa, s, s_last, k_last, factor, lam, delta, k)
     run(loops.adjoint, plan, loops, saved.p, width // len(cell.slots), (scaled, keep), arrays)
     return lam, delta, k
@@ -286,15 +306,22 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop: (mu, nu), see sweeps/plan.py."""
+    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
+
+    nu_t = ga_t + W r' m_t
+    mu_t = g_t + f_x m_t + f_a nu_t
+
+    g, ga: the directions that enter at each state and at each a_t; None for zeros.
+    """
     cell = plan.cell
     loops = compiled_loops(cell, saved.x.dtype)
     d = saved.x.shape[1] // len(cell.slots)
     mu = empty(saved.x.shape, saved.x)
     nu = empty(saved.a.shape, saved.x)
-    if not tangent_step(cell).uses_W:
+    if not tangent_step(cell).uses_W:  # what W reads is constant: no direction goes through it
         W = None
     factor = None if link is None else link.factor
+    # In the order of ARRAY_NAMES, after p: g stands for s, ga for base, mu for lam, nu for delta.
     arrays = (W, saved.v, saved.a, saved.x, saved.q, ga, g, None, None, factor, mu, nu, None)
-    run(loops.tangent, plan, loops, saved.p, d, (0, 1), arrays)
+    run(loops.tangent, plan, loops, saved.p, d, (0, 1), arrays)  # not scaled, all states kept
     return mu, nu

@@ -58,7 +58,7 @@ class Array(NamedTuple):
     optional: bool = False
 
     def place(self) -> str:
-        """Where unit j of row i is, in C."""
+        """The address of unit j of row i as a C expression; a null pointer if it is missing."""
         place = f"{self.name} + j"
         if not self.uniform:
             place = f"{self.name} + i * {len(self.nodes)} * d + j"
@@ -67,7 +67,7 @@ class Array(NamedTuple):
         return place
 
     def load(self, entry: int) -> str:
-        """The values of one of its nodes, in C."""
+        """The vector of n values of its node number `entry` as a C expression; zeros if missing."""
         value = f"get({self.name} + {entry} * d, n)"
         return f"{self.name} ? {value} : all(0)" if self.optional else value
 
@@ -83,9 +83,9 @@ def elementwise_loop(
     In C: m rows of d units; `{name}_at` computes units j .. j + n - 1 of row i, as one vector of
     n <= L numbers.
 
-    skip: (array, entry) of outputs that are not written.
+    skip: (array name, entry) of outputs that are not written.
     """
-    names: dict[Node, str] = {}
+    names: dict[Node, str] = {}  # of the C variables that hold the inputs
     for array in inputs:
         for i, node in enumerate(array.nodes):
             names[node] = f"{array.name}{i}"
@@ -96,7 +96,7 @@ def elementwise_loop(
             if (array.name, i) not in skip:
                 targets.append((array, i))
                 nodes.append(node)
-    needed = {n for n in walk(nodes, frozenset(names)) if n in names}
+    needed = {n for n in walk(nodes, frozenset(names)) if n in names}  # inputs that are loaded
     lines, results = write_code(nodes, names, OPERATIONS, "const vec {0} = {1};")
     body = []
     for array in inputs:
@@ -142,7 +142,10 @@ def is_costly(node: Node) -> bool:
 
 @functools.cache
 def costly_parameter_terms(cell: Cell) -> tuple[Node, ...]:
-    """Costly terms that depend on the parameters alone: they are computed before the loops."""
+    """Costly terms of a cell's steps that depend on its parameters p alone.
+
+    They are computed once before a loop over time and passed to it beside p.
+    """
     back = adjoint_step(cell)
     along = tangent_step(cell)
     outputs = (*cell.next, *cell.saved_nodes, *back.into_a, *back.into_x, *along.out)
@@ -152,7 +155,7 @@ def costly_parameter_terms(cell: Cell) -> tuple[Node, ...]:
 
 
 def _defines(cell: Cell, back: AdjointStep, dtype: torch.dtype) -> str:
-    """What loops.h asks of a cell."""
+    """The macros that loops.h expects of a cell, as lines of C. back: its adjoint step."""
     slot = -1 if cell.read_slot is None else cell.read_slot
     counts = {
         "REAL_IS_DOUBLE": int(dtype == torch.float64),
@@ -175,10 +178,14 @@ def _enters_read_slot(cell: Cell, back: AdjointStep) -> bool:
 
 
 def cell_source(cell: Cell, dtype: torch.dtype) -> str:
-    """The cell's three loops over time in C."""
+    """The cell's three loops over time in C: macros, templates, and six elementwise loops.
+
+    The names of arrays and the order of arguments are those of the declarations in loops.h.
+    """
     back = adjoint_step(cell)
     along = tangent_step(cell)
-    # A next state that is only a copy of an input has no formula: the input itself is read.
+    # pull and push read x_t (as y) instead of computing it again. A next state that is only a copy
+    # of an input has no formula: a symbol stands for it in y, and the input itself is read.
     next_nodes = [n if n.args else symbol(f"y.{i}") for i, n in enumerate(cell.next)]
     parameters = (*cell.p, *costly_parameter_terms(cell))
     y = Array("y", tuple(next_nodes))
@@ -195,8 +202,8 @@ def cell_source(cell: Cell, dtype: torch.dtype) -> str:
     out = Array("out", tuple(map(add, along.out, along.g)))
     x = Array("x", cell.x)
     rbar = Array("rbar", back.rbar)
-    held = Array("held", back.so_far)
-    total = Array("into", tuple(map(add, back.so_far, back.through_read)))
+    held = Array("held", back.so_far)  # f_x' lam, from `pull`
+    total = Array("into", tuple(map(add, back.so_far, back.through_read)))  # held + r' rbar
     skip: frozenset[tuple[str, int]] = frozenset()
     if cell.read and cell.read_slot is not None and not _enters_read_slot(cell, back):
         skip = frozenset({("into", cell.read_slot)})  # the product with W writes it
@@ -222,9 +229,12 @@ class PointwiseSource(NamedTuple):
 def pointwise_source(
     op: Pointwise, present: tuple[bool, ...], dtype: torch.dtype
 ) -> PointwiseSource:
-    """The elementwise loop of `op` in C. present: which of op.known and op.inputs are given."""
+    """The elementwise loop of `op` in C.
+
+    present: for each array of op.known and op.inputs, whether it is given (input_groups).
+    """
     inputs: list[Array] = []
-    with_rows: set[Node] = set()
+    with_rows: set[Node] = set()  # input nodes that differ from row to row
     for i, ((name, nodes), given) in enumerate(zip(input_groups(op), present, strict=True)):
         if not given:
             continue
@@ -242,6 +252,7 @@ def pointwise_source(
     invariants = loop_invariants(output_nodes, with_rows, frozenset(with_rows))
     uniform_terms = tuple(n for n in invariants if is_costly(n))
     inputs.append(Array("once", uniform_terms, uniform=True))
+    # For points.h: the arguments of a thread that begins at row lo.
     shifted = []
     for i, array in enumerate((*inputs, *outputs)):
         shift = "" if array.uniform else f" + (lo) * {len(array.nodes)} * d"

@@ -48,6 +48,7 @@ class RefuseWaiting(TorchDispatchMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        """Run an operation of torch, unless no recording can repeat it: then Unrecordable."""
         if self.reads_values(func, args):
             raise Unrecordable(f"{func} needs values while the gradient is computed")
         result: object = func(*args, **(kwargs or {}))
@@ -71,15 +72,18 @@ class RefuseWaiting(TorchDispatchMode):
         return any(tag in func.tags for tag in self.WAITS)
 
     def changes_device(self, args: Sequence[object], result: Tensor) -> bool:
-        """Whether a result lies elsewhere than an argument; numbers (tensors of no axes) may."""
+        """Whether a result lies on another device than an argument.
+
+        Tensors of no axes are left out: torch takes them from the CPU as plain numbers.
+        """
         if result.dim() == 0:
             return False
-        given = [y for y in args if isinstance(y, Tensor) and y.dim()]
-        return any(y.is_cuda != result.is_cuda for y in given)
+        arrays = [y for y in args if isinstance(y, Tensor) and y.dim()]
+        return any(y.is_cuda != result.is_cuda for y in arrays)
 
 
 def prepare_stream(device: torch.device, rehearse: Callable[[], object]) -> torch.cuda.Stream:
-    """A stream to record on, after two rehearsals.
+    """A stream to record on, after two rehearsals: calls of what is to be recorded.
 
     The first may load kernels, which waits for the device. The second finds what cannot be
     recorded: an operation that fails while recording would leave the device in disorder.
@@ -101,7 +105,7 @@ def capture_graph(
     stream: torch.cuda.Stream,
     pool: Any = None,  # torch's handle of a memory pool
 ) -> Iterator[None]:
-    """Record what is launched on `stream` inside.
+    """Record what is launched on `stream` inside, into `graph`; pool: where its memory comes from.
 
     No garbage is collected meanwhile: it may hold old graphs, and CUDA refuses to destroy one
     during a recording. Other threads may go on using the device (capture_error_mode).
@@ -130,7 +134,11 @@ class GraphCache(Generic[Captured]):
         self.warned = False
 
     def find(self, key: Hashable, build: Callable[[], Captured]) -> Captured | None:
-        """The recording for this key; None if this call runs operation by operation."""
+        """The recording for this key; None if this call is to run operation by operation.
+
+        So do the first CALLS_BEFORE_RECORDING calls, and all calls if no recording can be made.
+        build: makes the recording.
+        """
         entry = self.entries.pop(key, 0)
         if isinstance(entry, int):
             calls = entry + 1
@@ -138,11 +146,15 @@ class GraphCache(Generic[Captured]):
             while len(self.entries) >= MOST_RECORDINGS:
                 self.entries.popitem(last=False)
             entry = calls if calls <= CALLS_BEFORE_RECORDING else self.record(build)
-        self.entries[key] = entry
+        self.entries[key] = entry  # at the end: the one used last is dropped last
         return None if isinstance(entry, int) else entry
 
     def record(self, build: Callable[[], Captured]) -> Captured | None:
-        """Make a recording; None, with a warning the first time, if it cannot be made."""
+        """Make a recording; None, with a warning the first time, if it cannot be made.
+
+        Errors of the package itself are raised. Unrecordable operations are not tried again; other
+        failures are, since they may have come from elsewhere in the process.
+        """
         for _ in range(ATTEMPTS):
             try:
                 with _recording_lock:

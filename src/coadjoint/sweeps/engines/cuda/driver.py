@@ -35,7 +35,7 @@ def nvrtc() -> ctypes.CDLL:
 
 
 def compile_kernel(text: str, arch: str, library: ctypes.CDLL) -> bytes:
-    """Machine code for the source."""
+    """Machine code (CUBIN) for a source, by `library`, which is NVRTC. arch: such as 'sm_90'."""
     program = ctypes.c_void_p()
     library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"loops.cu", 0, None, None)
     options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"--fmad=true"]
@@ -79,24 +79,35 @@ def load_kernel(
     device: int,
     *options: bool,
 ) -> tuple[ctypes.c_void_p, int]:
-    """A loaded kernel, and the bytes of shared memory it takes."""
+    """A loaded kernel, and the bytes of shared memory it takes.
+
+    name      'forward', 'adjoint' or 'tangent'
+    g, d      how the network lies on the chip, and its units
+    uniform   all samples have the same length
+    device    the number of the GPU
+    options   what the loop is given, as kernel_source takes it
+    """
     text, shared = kernel_source(name, cell, g, d, dtype, uniform, *options)
     return load_function(PREFACE + text, name, device, shared), shared
 
 
 def load_function(text: str, name: str, device: int, shared: int) -> ctypes.c_void_p:
-    """The function `name` of a source, compiled for the device or found in the cache."""
+    """The function `name` of a source, compiled for the device or found in the cache, and loaded.
+
+    shared: bytes of shared memory that its blocks may have.
+    """
     major, minor = torch.cuda.get_device_capability(device)
     arch = f"sm_{major}{minor}"
 
     def make(out: Path) -> None:
+        """Compile the source to the file `out`."""
         out.write_bytes(compile_kernel(text, arch, nvrtc()))
 
     code = cached_file(f"{arch} {torch.version.cuda} {text}", ".cubin", make).read_bytes()
     module = ctypes.c_void_p()
     function = ctypes.c_void_p()
     with torch.cuda.device(device):
-        # This makes a context, if the thread has none yet.
+        # The driver needs a CUDA context: this makes one, if the thread has none yet.
         torch.cuda.current_stream().synchronize()
         raise_if_failed(driver().cuModuleLoadData(ctypes.byref(module), code))
         raise_if_failed(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
@@ -114,7 +125,11 @@ def launch_kernel(
     device: int,
     together: bool = False,
 ) -> None:
-    """Launch a kernel. together: its blocks wait for each other, so all must be on the chip."""
+    """Launch a kernel of `grid` blocks of `threads` threads on torch's current stream.
+
+    shared: bytes of shared memory of a block. together: its blocks wait for each other, so all
+    must be on the chip at once, which a cooperative launch guarantees.
+    """
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
     sizes = (grid, 1, 1, threads, 1, 1, shared)
@@ -134,6 +149,9 @@ def processor_count(device: int) -> int:
 
 @functools.cache
 def shared_memory_limit(device: int) -> int:
-    """Bytes of shared memory that a block may have."""
+    """Bytes of shared memory that a block may have; 96 KiB where torch does not tell.
+
+    Every GPU that the engine runs on (compute capability 8.0 or higher) has more than that.
+    """
     properties = torch.cuda.get_device_properties(device)
     return getattr(properties, "shared_memory_per_block_optin", 96 << 10)

@@ -64,12 +64,12 @@ def refusal(device: str) -> str | None:
 
 
 def describe() -> str:
-    """The compiler of the kernels."""
+    """The compiler of the kernels in words, or that there is none."""
     return f"NVRTC of CUDA {torch.version.cuda}" if refusal("cuda") is None else "NVRTC not found"
 
 
 def explain(cell: Cell, hidden: int, batch: int, dtype: torch.dtype = torch.float32) -> str:
-    """How a network lies on the GPU, in words."""
+    """How a network of `hidden` units lies on the first GPU, in words."""
     size = dtype.itemsize
     processors = processor_count(0)
     g = choose_geometry(cell, hidden, batch, size, processors, shared_memory_limit(0))
@@ -83,6 +83,7 @@ def explain(cell: Cell, hidden: int, batch: int, dtype: torch.dtype = torch.floa
     text = f"{where}, {g.groups} groups of {g.rows * g.blocks} samples"
     if g.blocks > 1:
         text += f" in {g.blocks} items a step"
+    # Loops that read too much at a step to be one kernel.
     by_steps = [name for name in SOURCES if exceeds_traffic(name, cell, hidden, batch, size, g)]
     if by_steps:
         text += f"; a product for each step of {', '.join(by_steps)}"
@@ -90,7 +91,10 @@ def explain(cell: Cell, hidden: int, batch: int, dtype: torch.dtype = torch.floa
 
 
 def array_sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
-    """How many values the arrays of a sweep have, by name."""
+    """How many values the arrays of a sweep have, by their names in struct Args.
+
+    parts: blocks of a group, each of which writes its largest exponent at a step (TOPS).
+    """
     B = rows.B
     N = rows.N
     gates = len(cell.gates) * d
@@ -104,25 +108,26 @@ def array_sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
         "PAR": len(cell.p) * d,
         "LAST": B * slots,
         "LINK": N,
-        "K": B + N,
-        "KS": B + N,
-        "KEND": B,
-        "KLAST": B,
+        "K": B + N,  # exponents of lam
+        "KS": B + N,  # of the sources of all states
+        "KEND": B,  # of the sources of last states
+        "KLAST": B,  # k_last
         "TOPS": N * parts,
-        "LEN": B,
-        "STARTS": 1 if rows.uniform else rows.T + 1,
+        "LEN": B,  # lengths of the samples
+        "STARTS": 1 if rows.uniform else rows.T + 1,  # first rows of the states
     }
     return step_arrays | state_arrays | others
 
 
 @functools.lru_cache(64)
 def _uniform_positions(T: int, B: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    starts = torch.zeros(1, dtype=torch.int64, device=device)  # kernels compute them
+    """The row_positions of B samples of T steps, kept: the starts (a dummy), and the lengths."""
+    starts = torch.zeros(1, dtype=torch.int64, device=device)  # not read: kernels compute t B
     return starts, torch.full((B,), T, dtype=torch.int32, device=device)
 
 
 def row_positions(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(the first row of each state, the samples' lengths)."""
+    """(the first row of each state in state arrays [T + 1], the samples' lengths [B])."""
     if rows.uniform:
         return _uniform_positions(rows.T, rows.B, device)
     starts = torch.tensor([0, *(rows.B + n for n in rows.starts[:-1])], dtype=torch.int64)
@@ -132,10 +137,12 @@ def row_positions(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
 class Launch:
     """One sweep as a kernel: its geometry, its arrays, its launch.
 
+    like: a tensor of the type and on the device of the sweep.
     exchanged: what W multiplies passes through memory, from block to block or from item to item.
     """
 
     def __init__(self, plan: SweepPlan, like: Tensor, d: int, g: Geometry) -> None:
+        """Find out whether values are exchanged: by several blocks of a group, or several items."""
         self.plan = plan
         self.like = like
         self.d = d
@@ -143,7 +150,10 @@ class Launch:
         self.exchanged = bool(plan.cell.read) and (g.parts > 1 or g.blocks > 1)
 
     def array(self, rows: int, columns: int, exchanged: bool = False) -> Tensor:
-        """An array without values; one that blocks exchange begins as MARK."""
+        """An array without values; one that blocks exchange is filled with the bits MARK.
+
+        An entry that still has them was not written yet, and its readers wait.
+        """
         y = self.like.new_empty(rows, columns)
         if exchanged:
             bits = torch.int64 if y.dtype == torch.float64 else torch.int32
@@ -151,7 +161,10 @@ class Launch:
         return y
 
     def run(self, name: str, options: tuple[bool, ...], **arrays: Tensor | None) -> None:
-        """Launch the kernel `name` with these arrays, by their names in struct Args."""
+        """Launch the kernel `name` with these arrays, by their names in struct Args.
+
+        options: which of the optional arrays there are, as the function in SOURCES takes them.
+        """
         rows = self.plan.rows
         starts, lengths = row_positions(rows, self.like.device)
         arrays |= {"STARTS": starts, "LEN": lengths}
@@ -159,6 +172,7 @@ class Launch:
         expected = [sizes[n] for n in ARRAYS]
         dtypes = [INTEGER_ARRAYS.get(n, self.like.dtype) for n in ARRAYS]
         given = [arrays.get(n) for n in ARRAYS]
+        # `held` keeps the tensors alive as long as their addresses are used.
         held = pointers(ARRAYS, given, expected, dtypes, self.like.device)
         arguments = (ctypes.c_longlong * (len(ARRAYS) + 1))(*held.addresses, rows.B)
         self.launch(name, options, arguments)
@@ -179,7 +193,8 @@ class Launch:
 def make_launch(name: str, plan: SweepPlan, like: Tensor, width: int) -> Launch | None:
     """The sweep as one kernel; None where one product for each step is faster, or W does not fit.
 
-    width: columns of a state array.
+    name: 'forward', 'adjoint' or 'tangent'. like: a tensor of the sweep. width: columns of a state
+    array.
     """
     cell = plan.cell
     B = plan.rows.B
@@ -193,13 +208,17 @@ def make_launch(name: str, plan: SweepPlan, like: Tensor, width: int) -> Launch 
 
 
 def exceeds_traffic(name: str, cell: Cell, d: int, B: int, size: int, g: Geometry) -> bool:
-    """Whether blocks would read more of each other's values at a step than a product is worth."""
+    """Whether blocks would read so much at a step that a product by the library is faster.
+
+    Each of g.parts blocks reads all `inner` values of its samples, which W multiplies. size: bytes
+    of a number.
+    """
     inner = d * len(cell.gates if name == "adjoint" else cell.read)
     return g.parts > 1 and B * g.parts * inner * size > TRAFFIC
 
 
 def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
-    """Whether two sweeps may run at once.
+    """Whether two sweeps of B samples and d units may run at once on a GPU.
 
     Not where the blocks of one wait for each other: those that run might wait for others that
     have no room because of the second sweep.
@@ -217,7 +236,11 @@ def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop: (x, a, q), see sweeps/plan.py."""
+    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
+
+    Returns x [B + N, .] with x_0 first, a [N, .], and q [N, .]: the values of cell.saved_nodes,
+    which derivatives read again; None if the cell has none.
+    """
     cell = plan.cell
     rows = plan.rows
     launch = make_launch("forward", plan, base, x0.shape[1])
@@ -246,8 +269,12 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop: (lam, delta, k), see sweeps/plan.py.
+    """The adjoint loop, from T back to 0: (lam, delta, k).
 
+    delta_t   = sa_t + f_a' lam_t
+    lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
+
+    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
     scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
     keep: whether lam is read at every step; the kernel writes all of it in either case.
     """
@@ -259,6 +286,8 @@ def adjoint(
     parts = launch.geometry.parts
     lam = launch.array(rows.B + rows.N, x.shape[1])
     delta = launch.array(rows.N, saved.a.shape[1], launch.exchanged)
+    # tops: the largest exponent of each block's part, which blocks exchange; -1: not written yet.
+    # k_sources, k_end: the exponents of the sources s and s_last 2^k_last.
     k = tops = k_sources = k_end = None
     if scaled:
         k = torch.empty(rows.B + rows.N, dtype=torch.int32, device=x.device)
@@ -304,7 +333,13 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop: (mu, nu), see sweeps/plan.py."""
+    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
+
+    nu_t = ga_t + W r' m_t
+    mu_t = g_t + f_x m_t + f_a nu_t
+
+    g, ga: the directions that enter at each state and at each a_t; None for zeros.
+    """
     rows = plan.rows
     x = saved.x
     launch = make_launch("tangent", plan, x, x.shape[1])
@@ -335,7 +370,10 @@ def tangent(
 def pointwise_kernel(
     op: Pointwise, present: tuple[bool, ...], d: int, dtype: torch.dtype, device: int
 ) -> ctypes.c_void_p:
-    """The kernel of an operation, loaded. present: which of op.known and op.inputs are given."""
+    """The kernel of an operation, loaded.
+
+    present: for each array of op.known and op.inputs, whether it is given (input_groups).
+    """
     return load_function(pointwise_source(op, present, d, dtype), "points", device, 0)
 
 
@@ -345,7 +383,7 @@ def pointwise(
     at_hand: Sequence[Tensor | None],
     tensors: Sequence[Tensor | None],
 ) -> list[Tensor]:
-    """The outputs of `op` that are not identically zero, row by row.
+    """Run `op` as one kernel: its outputs [rows, m d] that are not identically zero, in order.
 
     rows: not needed here; it belongs to the interface of engines.
     at_hand, tensors: the values of op.known and op.inputs, None where one is missing.
@@ -372,8 +410,11 @@ def pointwise(
             outputs.append(like.new_empty(count, d * len(nodes)))
     arrays = [*given, *outputs]
     names, expected = op.expected_sizes(groups, count, d)
+    # `held` keeps the tensors alive as long as their addresses are used.
     held = pointers(names, arrays, expected, [like.dtype] * len(arrays), like.device)
     arguments = (ctypes.c_longlong * (len(arrays) + 1))(*held.addresses, count)
+    # Blocks of 256 threads, one thread for each number; 16 for each multiprocessor fill the chip,
+    # and the kernel's loop does the rest.
     grid = min(-(-count * d // 256), processor_count(device) * 16)
     launch_kernel(function, grid, 256, 0, arguments, device)
     return outputs

@@ -74,6 +74,7 @@ class StepInput:
     time: str  # "step", "before" or "after"
 
     def __str__(self) -> str:
+        """The value as a C++ expression, for the arguments a, the item m and its entry y."""
         row = FIRST_ROW[self.time]
         if not self.width:
             return f"a.{self.array}[{row} + y.b]"
@@ -81,7 +82,7 @@ class StepInput:
 
 
 def step_inputs(array: str, width: int, time: str) -> list[StepInput]:
-    """All entries of an array."""
+    """All `width` entries of an array's rows, as inputs of a step; time: see StepInput."""
     return [StepInput(array, width, i, time) for i in range(width)]
 
 
@@ -102,7 +103,7 @@ class KernelSource:
         }
 
     def add_input(self, step_input: StepInput) -> int:
-        """Read a value at every step; return its place among the inputs."""
+        """Have a value read at every step, once; return its number among the inputs."""
         if step_input not in self.inputs:
             self.inputs.append(step_input)
         return self.inputs.index(step_input)
@@ -110,9 +111,10 @@ class KernelSource:
     def add_saved(
         self, expressions: Iterable[Node], moving: Iterable[Node], name: str
     ) -> dict[Node, str]:
-        """Read the saved values that the expressions need; return what each node is called.
+        """Have the saved values read that the expressions need; return what each node is called.
 
-        moving: what changes from step to step inside the loop, and is not read.
+        moving: what changes from step to step inside the loop, and is not read. name: the C++
+        array of the values read, whose entries the nodes are called.
         """
         cell = self.cell
         places: dict[Node, StepInput] = {}
@@ -140,7 +142,11 @@ class KernelSource:
     def add_function(
         self, name: str, arguments: str, names: dict[Node, str], into: dict[str, Sequence[Node]]
     ) -> None:
-        """Write a function that computes nodes into arrays, from nodes that have names."""
+        """Write the C++ function `name` that computes nodes into arrays.
+
+        arguments: its inputs, as C++. names: what the nodes that it is given are called there.
+        into: the nodes that it computes, by the array that takes them.
+        """
         outputs = [n for nodes in into.values() for n in nodes]
         lines, results = write_code(outputs, names, OPERATIONS, "const real {0} = {1};", "t")
         values = iter(results)
@@ -153,11 +159,16 @@ class KernelSource:
         self.functions.append(f"{head} {{\n{body}\n}}")
 
     def define_flags(self, name: str, used: Sequence[bool]) -> None:
-        """Define the macro name(s): whether slot s is used."""
+        """Define the macro name(s): whether slot s is used, a bit of a number that has one each."""
         mask = sum(1 << i for i, on in enumerate(used) if on)
         self.defined[f"{name}(s)"] = f"(({mask} >> (s)) & 1)"
 
     def __str__(self) -> str:
+        """The C++ text that goes before the templates.
+
+        Its last part is a macro of two functions: `fetch` reads the inputs of a step into y_, and
+        `parameters` those of a unit into p.
+        """
         lines = [f"#define {name} {value}" for name, value in self.defined.items()]
         lines += [f"#define NSTREAM {len(self.inputs)}", FUNCTIONS, *self.functions]
         # The templates' structs must be complete where these two functions are defined, so they
@@ -185,7 +196,7 @@ def indexed_names(name: str, nodes: Sequence[Node]) -> dict[Node, str]:
 
 
 def forward_source(cell: Cell) -> KernelSource:
-    """The forward kernel's functions."""
+    """What the forward kernel needs: the functions `next` (f) and `read` (r), and its inputs."""
     source = KernelSource(cell)
     source.inputs += step_inputs("BASE", len(cell.gates), "step")
     source.inputs += step_inputs("V", len(cell.v), "step")
@@ -206,7 +217,11 @@ def forward_source(cell: Cell) -> KernelSource:
 def adjoint_source(
     cell: Cell, has_s: bool, has_last: bool, has_sa: bool, has_link: bool, scaled: bool
 ) -> KernelSource:
-    """The adjoint kernel's functions."""
+    """What the adjoint kernel needs: `pull` (f_a' lam, f_x' lam), `pull_read` (r' rbar), inputs.
+
+    has_s .. has_link: which of s, s_last, sa and link are given. scaled: lam has exponents. The
+    macros FIRST_... say where among the inputs of a step those of s, sa and link begin.
+    """
     source = KernelSource(cell)
     e = adjoint_step(cell)
     lam = indexed_names("lam", e.lam)
@@ -246,7 +261,11 @@ def adjoint_source(
 
 
 def tangent_source(cell: Cell, has_g: bool, has_ga: bool, has_link: bool) -> KernelSource:
-    """The tangent kernel's functions."""
+    """What the tangent kernel needs: `change` (f_x mu + f_a nu), `along` (r' mu), and its inputs.
+
+    `along_at` is `along` for a state at hand instead of the inputs of a step. has_g, has_ga,
+    has_link: which of these are given. FIRST_... say where among the inputs theirs begin.
+    """
     source = KernelSource(cell)
     e = tangent_step(cell)
     mu = indexed_names("mu", e.mu)
@@ -304,6 +323,7 @@ def kernel_source(
 ) -> tuple[str, int]:
     """A kernel's source, and the bytes of shared memory it takes.
 
+    g, d: how the network lies on the chip, and its units. uniform: all samples have one length.
     options: those of the function in SOURCES, after the cell.
     """
     size = dtype.itemsize
@@ -312,8 +332,9 @@ def kernel_source(
     placement = place_weights(cell, d, g, size, name == "adjoint")
     assert placement is not None
     tile = placement.shape
-    entries = -(-g.rows * g.units // (32 * g.warps))
-    # Few inputs, and steps that wait for nobody: they are fetched three steps ahead.
+    entries = -(-g.rows * g.units // (32 * g.warps))  # of an item, for each thread
+    # Few inputs, and steps that wait for nobody: they are fetched three steps ahead. More than
+    # eight values at a time would take too many registers.
     is_light = g.blocks == 1 and g.parts == 1 and entries * len(source.inputs) <= 8
     source.defined |= {
         "KC": tile.KC,
@@ -332,10 +353,10 @@ def kernel_source(
         "UNIFORM": int(uniform),
         "AHEAD": 3 if is_light else 1,
         "KEEP": placement.keep,
-        "VEC": 4 if size == 4 and d % 4 == 0 else 1,
+        "VEC": 4 if size == 4 and d % 4 == 0 else 1,  # numbers read at once, where rows allow it
         "DOUBLE": int(is_double),
         "MARK": f"{MARK[dtype]}LL" if is_double else str(MARK[dtype]),
-        "SPINS": 1 << 24,
+        "SPINS": 1 << 24,  # tries, after which a block stops waiting: a fault must not hang the GPU
     }
     arguments, product, loops = map(read_template, TEMPLATES)
     head = f"typedef {'double' if is_double else 'float'} real;\n"
@@ -364,9 +385,12 @@ extern "C" __global__ void __launch_bounds__(256) points(const Args a) {
 
 
 def pointwise_source(op: Pointwise, present: tuple[bool, ...], d: int, dtype: torch.dtype) -> str:
-    """A Pointwise as one kernel. present: which of op.known and op.inputs are given."""
-    names: dict[Node, str] = {}
-    given = 0
+    """A Pointwise as the source of one kernel, with a thread for each unit of each row.
+
+    present: for each array of op.known and op.inputs, whether it is given (input_groups).
+    """
+    names: dict[Node, str] = {}  # where each node lies in the arrays a.y
+    given = 0  # arrays so far
     for (name, nodes), is_given in zip(input_groups(op), present, strict=True):
         if not is_given:
             continue
@@ -378,7 +402,7 @@ def pointwise_source(op: Pointwise, present: tuple[bool, ...], d: int, dtype: to
     outputs = [nodes for name, nodes in op.outputs if name in op.nonzero_outputs]
     output_nodes = [n for nodes in outputs for n in nodes]
     used = [n for n in walk(output_nodes, frozenset(names)) if n in names]
-    loaded = {n: f"l{i}" for i, n in enumerate(used)}
+    loaded = {n: f"l{i}" for i, n in enumerate(used)}  # local variables that hold them
     lines, results = write_code(output_nodes, loaded, OPERATIONS, "const real {0} = {1};")
     body = [f"const real {loaded[n]} = {names[n]};" for n in used]
     body += lines

@@ -27,6 +27,7 @@ from ..expressions import (
     tangent_step,
 )
 
+# Few steps, so that mantissas do not leave the range of their type before they are rescaled.
 STEPS_PER_EXPONENT = 4
 
 
@@ -37,7 +38,7 @@ def refusal(device: str) -> str | None:
 
 @functools.cache
 def step_operation(cell: Cell) -> Pointwise:
-    """x_t and the values that the cell saves, from a, v, x_{t-1} and p."""
+    """The operation (a_t, v_t, x_{t-1}, p) -> x_t, and the values q_t that the cell saves."""
     inputs = (("a", cell.a), ("v", cell.v), ("x", cell.x), ("p", cell.p))
     outputs = [("x", cell.next)]
     if cell.saved_nodes:
@@ -56,7 +57,7 @@ class SavedSteps(NamedTuple):
 
     @staticmethod
     def of(rows: Rows, saved: Saved) -> SavedSteps:
-        """The arrays as views of their steps."""
+        """The arrays as views of their steps t = 1..T, each with the samples that take it."""
         return SavedSteps(
             rows.steps(saved.a),
             optional_steps(rows, saved.v),
@@ -70,7 +71,11 @@ class SavedSteps(NamedTuple):
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop: (x, a, q), see sweeps/plan.py."""
+    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
+
+    Returns x [B + N, .] with x_0 first, a [N, .], and q [N, .]: the values of cell.saved_nodes,
+    which derivatives read again; None if the cell has none.
+    """
     cell = plan.cell
     rows = plan.rows
     op = step_operation(cell)
@@ -78,7 +83,7 @@ def forward(
     a: list[Tensor] = []
     q: list[Tensor] = []
     for n, base_t, v_t in zip(rows.sizes, rows.steps(base), optional_steps(rows, v), strict=True):
-        before = x[-1][:n]
+        before = x[-1][:n]  # x_{t-1} of the n samples that take this step
         a_t = base_t
         if W is not None:
             a_t = torch.addmm(base_t, read_values(cell, before), W.t())
@@ -91,7 +96,11 @@ def forward(
 
 
 class Sources:
-    """The sources of an adjoint sweep, and where samples begin."""
+    """The sources of an adjoint sweep, and where samples begin.
+
+    s [B + N, .] or None: sources of all states. s_last 2^k_last: source of each sample's last
+    state, zero for None. like: a state array. scaled: costates are lam 2^k, with exponents k.
+    """
 
     def __init__(
         self,
@@ -102,6 +111,7 @@ class Sources:
         k_last: Tensor | None,
         scaled: bool,
     ) -> None:
+        """Set zeros for s_last and k_last where they are None; s stays None."""
         rows = plan.rows
         self.rows = rows
         self.scaled = scaled
@@ -120,23 +130,27 @@ class Sources:
         return self.rows.sizes[t - 1]
 
     def source(self, t: int, samples: slice) -> Tensor | None:
-        """The source of state x_t of some samples."""
+        """The source s_t of some samples; None if states have no sources."""
         if self.s is None:
             return None
         return self.s[t][samples]
 
     def begin(self, t: int, going_on: int) -> tuple[Tensor, Tensor]:
-        """(lam, k) of the samples whose last state is x_t: those after the first `going_on`."""
-        here = slice(going_on, self.count(t))
-        lam = self.s_last[here]
-        k = self.k_last[here]
-        source = self.source(t, here)
+        """(lam, k) of the samples whose last state is x_t: s_last 2^k_last + s_t.
+
+        They are those after the first `going_on`, which take another step.
+        """
+        beginning = slice(going_on, self.count(t))
+        lam = self.s_last[beginning]
+        k = self.k_last[beginning]
+        source = self.source(t, beginning)
         if not self.scaled:
             if source is not None:
                 lam = lam + source
             return lam, k
+        # The new exponent is that of the larger term; where both are zero, it stays k_last.
         e = exponent(lam)
-        k_new = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k)
+        k_new = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k)  # of zeros: none
         if source is not None:
             k_new = torch.maximum(k_new, exponent(source))
         k_new = torch.where(k_new == NO_EXPONENT, k, k_new).int()
@@ -146,8 +160,12 @@ class Sources:
         return lam, k_new
 
     def join(self, t: int, pulled: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """(lam_t, k_t) from what is pulled back from lam_{t+1}, in units of 2^k."""
-        n = len(pulled)
+        """(lam_t, k_t) from `pulled`, what is pulled back from lam_{t+1}, in units of 2^k.
+
+        Sources are added, and the samples whose last state is x_t are appended. A new exponent is
+        chosen where a source enters, which may be of any size, and every STEPS_PER_EXPONENT steps.
+        """
+        n = len(pulled)  # the samples that go on to x_{t+1}
         source = self.source(t, slice(n))
         if self.scaled and (source is not None or t % STEPS_PER_EXPONENT == 0):
             k_new = exponent_of(k, pulled) if source is None else next_exponent(k, pulled, source)
@@ -157,7 +175,7 @@ class Sources:
             source = scale(source, -k[:, None])
         if source is not None:
             pulled = pulled + source
-        if self.count(t) > n:
+        if self.count(t) > n:  # some samples have x_t as their last state
             lam, k_begin = self.begin(t, n)
             return torch.cat([pulled, lam]), torch.cat([k, k_begin])
         return pulled, k
@@ -176,10 +194,18 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop: (lam, delta, k), see sweeps/plan.py."""
+    """The adjoint loop, from T back to 0: (lam, delta, k).
+
+    delta_t   = sa_t + f_a' lam_t
+    lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
+
+    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
+    scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
+    keep: not used here, lam is kept at every step.
+    """
     cell = plan.cell
     rows = plan.rows
-    if not adjoint_step(cell).uses_W:
+    if not adjoint_step(cell).uses_W:  # what W reads is constant: nothing comes back through it
         W = None
     pull_step = step_map(cell).pulled(("x",), ("a", "x"))
     sources = Sources(plan, saved.x, s, s_last, k_last, scaled)
@@ -190,15 +216,16 @@ def adjoint(
     lam = [lam_t]
     k = [k_t]
     delta: list[Tensor] = []
+    # Step t takes x_t to x_{t+1}: until `join`, lam_t and k_t are still those of x_{t+1}.
     for t in reversed(range(rows.T)):
-        at = (steps.a[t], steps.v[t], steps.before[t], saved.p, lam_t)
-        outputs = nonzero_outputs(pull_step, None, (steps.after[t], steps.q[t]), at)
+        inputs = (steps.a[t], steps.v[t], steps.before[t], saved.p, lam_t)
+        outputs = nonzero_outputs(pull_step, None, (steps.after[t], steps.q[t]), inputs)
         delta_t = output_or_zeros(outputs, "a", steps.a[t])
         source = step_sources[t]
         if source is not None:
             delta_t = delta_t + source
         pulled = output_or_zeros(outputs, "x", lam_t)
-        if W is not None and cell.read_slot is not None:
+        if W is not None and cell.read_slot is not None:  # r(x) is a slot of x, and r' picks it
             pick_read_slot(cell, pulled).addmm_(delta_t, W)
         elif W is not None:
             pull_read = read_map(cell).pulled(("r",), ("x",))
@@ -228,10 +255,16 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop: (mu, nu), see sweeps/plan.py."""
+    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
+
+    nu_t = ga_t + W r' m_t
+    mu_t = g_t + f_x m_t + f_a nu_t
+
+    g, ga: the directions that enter at each state and at each a_t; None for zeros.
+    """
     cell = plan.cell
     rows = plan.rows
-    if not tangent_step(cell).uses_W:
+    if not tangent_step(cell).uses_W:  # what W reads is constant: no direction goes through it
         W = None
     push_step = step_map(cell).pushed(("a", "x"))
     steps = SavedSteps.of(rows, saved)
@@ -242,15 +275,15 @@ def tangent(
     mu = [mu_t]
     nu = []
     for t, n in enumerate(rows.sizes):
-        m = mu_t[:n]
+        m = mu_t[:n]  # of the samples that take this step, from x_t to x_{t+1}
         if factors is not None:
             m = m * factors[t]
         source = step_sources[t]
         nu_t = torch.zeros_like(steps.a[t]) if source is None else source
         if W is not None:
             nu_t = torch.addmm(nu_t, read_push(cell, steps.before[t], m), W.t())
-        at = (steps.a[t], steps.v[t], steps.before[t], saved.p, nu_t, m)
-        outputs = nonzero_outputs(push_step, None, (steps.after[t], steps.q[t]), at)
+        inputs = (steps.a[t], steps.v[t], steps.before[t], saved.p, nu_t, m)
+        outputs = nonzero_outputs(push_step, None, (steps.after[t], steps.q[t]), inputs)
         mu_t = output_or_zeros(outputs, "x", m)
         if sources is not None:
             mu_t = mu_t + sources[t + 1]
@@ -260,5 +293,8 @@ def tangent(
 
 
 def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
-    """Whether two sweeps may run at once: always, as none waits for another."""
+    """Whether two sweeps may run at once on the device: always, as no operation waits for another.
+
+    The arguments belong to the interface of engines.
+    """
     return True

@@ -25,7 +25,7 @@ from .views import NodeViews, StepViews, Views, parameter_views, target_views
 
 
 def refusal(device: str) -> str | None:
-    """Why it cannot run on a device: never, but it is made for a CPU."""
+    """None: it runs on any device, though it is made for a CPU."""
     return None
 
 
@@ -33,7 +33,11 @@ def refusal(device: str) -> str | None:
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop: (x, a, q), see sweeps/plan.py."""
+    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
+
+    Returns x [B + N, .] with x_0 first, a [N, .], and q [N, .]: the values of cell.saved_nodes,
+    which derivatives read again; None if the cell has none.
+    """
     cell = plan.cell
     rows = plan.rows
     views = StepViews(rows)
@@ -47,18 +51,20 @@ def forward(
         q = empty((rows.N, d * len(cell.saved_nodes)), base)
         outputs += target_views(q, len(cell.saved_nodes), views.steps)
     a = base.clone() if W is None else empty(base.shape, base)
-    arguments = a
-    split_arguments = views.steps
+    arguments = a  # where a_t is written and read
+    split_arguments = views.steps  # as views of its steps
     if W is not None and not cell.needs_a:
         # No derivative reads a: it lives in one buffer, and the array returned stays unset.
         arguments = base.new_empty(rows.B, base.shape[1])
         split_arguments = views.same
 
     def scratch() -> Views:
+        """A buffer [B, d] for an intermediate value, which every step may overwrite."""
         return views.same(x.new_empty(rows.B, d))
 
+    # Terms made of parameters alone are computed once, not at every step.
     parameter_terms, _ = hoisted_terms(cell, (*cell.next, *cell.read), (), frozenset())
-    given = parameter_views(cell, p, parameter_terms, rows.T)
+    given = parameter_views(cell, p, parameter_terms, rows.T)  # the inputs of a step, by node
     given.pack(cell.a, arguments, split_arguments)
     given.pack(cell.x, x, views.before).pack(cell.v, v, views.steps)
     step = program((*cell.next, *cell.saved_nodes), frozenset(given)).bind(given, outputs, scratch)
@@ -67,9 +73,9 @@ def forward(
             for t in range(rows.T):
                 step(t)
             return x, a, q
-        read: Callable[[int], None] | None = None
+        read: Callable[[int], None] | None = None  # computes r(x_{t-1}), unless it is a slot of x
         if cell.read_slot is not None:
-            r = given[cell.read[0]]
+            r = given[cell.read[0]]  # the views of that slot
         else:
             buffer = x.new_empty(rows.B, W.shape[1])
             r = views.same(buffer)
@@ -77,7 +83,7 @@ def forward(
             read = program(cell.read, frozenset(given)).bind(given, targets, scratch)
         Wt = W.t().contiguous()
         bases = views.steps(base)
-        sums = split_arguments(arguments)
+        sums = split_arguments(arguments)  # a_t
         for t in range(rows.T):
             if read is not None:
                 read(t)
@@ -99,13 +105,18 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop: (lam, delta, k), see sweeps/plan.py.
+    """The adjoint loop, from T back to 0: (lam, delta, k).
 
+    delta_t   = sa_t + f_a' lam_t
+    lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
+
+    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
     scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
     keep: lam is read at every step; otherwise at the first alone, and two steps' room is enough.
     """
     rows = plan.rows
     delta = empty(saved.a.shape, saved.x)
+    # One array of sources, unless s_last has exponents of its own.
     if s is not None and s_last is not None and not scaled:
         s = s + rows.last_transposed(s_last)
         s_last = None
@@ -119,7 +130,8 @@ def adjoint(
         if scaled:
             return lam, delta, ScaledAdjoint(loop, s, s_last, k_last, factors).run()
         sources = None if s is None else rows.states(s)
-        pulled = loop.pulled  # where step t writes: lam_t of the samples that go on to t + 1
+        # loop.step(t) takes lam_{t+1} to lam_t and writes it here, for the samples that have both.
+        pulled = loop.pulled
         start_samples(loop, sources, s_last, rows.T)
         for i, (lo, hi) in reversed(list(enumerate(loop.blocks))):
             loop.compute_slopes(i)
@@ -129,13 +141,13 @@ def adjoint(
                     pulled[t].mul_(factors[t])
                 if sources is not None:
                     pulled[t].add_(sources[t][: rows.sizes[t]])
-                if not rows.uniform:
+                if not rows.uniform:  # some samples may end at x_t
                     start_samples(loop, sources, s_last, t)
     return lam, delta, None
 
 
 def active_factors(rows: Rows, link: Link | None) -> dict[int, Tensor]:
-    """The factors [n_t, 1] of the steps where they are not all one, by step."""
+    """The factors [n_t, 1] of `link` at the steps where they are not all one, by step from 0."""
     if link is None:
         return {}
     factors = {}
@@ -146,10 +158,14 @@ def active_factors(rows: Rows, link: Link | None) -> dict[int, Tensor]:
 
 
 def start_samples(loop: AdjointLoop, sources: Views | None, s_last: Tensor | None, t: int) -> None:
-    """Set lam_t of the samples whose last state is x_t to their source."""
+    """Set lam_t of the samples whose last state is x_t to their source; zero without one.
+
+    They are those after the first `going_on`, which take another step. sources: those of all
+    states, with s_last added to them, as views; None if there is s_last alone, or nothing.
+    """
     rows = loop.rows
     lam = loop.lam[t]
-    count = rows.sizes[t - 1] if t else rows.B
+    count = rows.sizes[t - 1] if t else rows.B  # samples that have a state x_t
     going_on = rows.sizes[t] if t < rows.T else 0
     if count == going_on:
         return
@@ -169,11 +185,18 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop: (mu, nu), see sweeps/plan.py."""
+    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
+
+    nu_t = ga_t + W r' m_t
+    mu_t = g_t + f_x m_t + f_a nu_t
+
+    g, ga: the directions that enter at each state and at each a_t; None for zeros.
+    """
     cell = plan.cell
     rows = plan.rows
     slots = len(cell.slots)
-    e = tangent_step(cell)
+    e = tangent_step(cell)  # the expressions of a step
+    # Where what W reads is constant, no direction goes through it.
     if not e.uses_W:
         W = None
     mu = empty(saved.x.shape, saved.x)
@@ -184,7 +207,7 @@ def tangent(
         views = loop.views
         before = views.before(mu)
         given = NodeViews().pack(e.mu, mu, views.before).pack(e.nu, nu, views.steps)
-        m = before
+        m = before  # m_t of each step
         factors = active_factors(rows, link)
         if factors:
             # Where the factor is not one, m_t = factor_t mu_{t-1} is written to a buffer.
@@ -192,7 +215,7 @@ def tangent(
             m = replace_steps(before, views.same(buffer), factors)
             for node, part in zip(e.mu, target_views(buffer, slots, views.same), strict=True):
                 given.set(node, replace_steps(given[node], part, factors))
-        out = e.out
+        out = e.out  # f_x m_t + f_a nu_t, to which g_t is added
         if g is not None:
             given.pack(e.g, g, views.after)
             out = tuple(map(add, e.out, e.g))
@@ -204,7 +227,7 @@ def tangent(
         if W is not None:
             Wt = W.t().contiguous()
             r, read = bind_read_change(loop, cell, given, W.shape[1])
-        elif ga is not None:
+        elif ga is not None:  # without W, nu_t = ga_t at all steps
             nu.copy_(ga)
         else:
             nu.zero_()
@@ -228,7 +251,11 @@ def tangent(
 def bind_read_change(
     loop: LinearLoop, cell: Cell, given: NodeViews, width: int
 ) -> tuple[Views, Callable[[int], None] | None]:
-    """The views of r' m_t [n_t, width], and what computes them unless r is a slot of the state."""
+    """The views of r' m_t [n_t, width], and the function of t that computes them.
+
+    Where r is a slot of the state, they are that slot of m_t, and the function is None.
+    given: the views of mu and nu, by node. width: columns of W.
+    """
     e = tangent_step(cell)
     if cell.read_slot is not None:
         return given[e.mu[cell.read_slot]], None
@@ -238,5 +265,5 @@ def bind_read_change(
 
 
 def replace_steps(views: Views, other: Views, steps: Mapping[int, Tensor]) -> Views:
-    """The views, with those of `other` at some of the steps."""
+    """The views of all steps, with those of `other` at the steps that are keys of `steps`."""
     return [other[t] if t in steps else view for t, view in enumerate(views)]

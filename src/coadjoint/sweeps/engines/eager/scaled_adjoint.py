@@ -20,8 +20,8 @@ from torch import Tensor
 from ...rows import NO_EXPONENT, Rows, exponent, pow2, scale
 from .linear_loop import AdjointLoop
 
-FIRST_BLOCK = 8  # steps
-LONGEST_BLOCK = 64  # steps
+FIRST_BLOCK = 8  # steps; the length of later ones follows from how far the mantissas drift
+LONGEST_BLOCK = 64  # steps; a block that must be run again costs no more than these
 
 
 class MantissaRange(NamedTuple):
@@ -57,6 +57,7 @@ class ScaledAdjoint:
         k_last: Tensor | None,
         factors: Mapping[int, Tensor],
     ) -> None:
+        """Find the exponents of all sources, and with them those of the last states."""
         rows = loop.rows
         if k_last is None:
             k_last = torch.zeros(rows.B, dtype=torch.int32)
@@ -68,7 +69,8 @@ class ScaledAdjoint:
         self.factors = factors
         self.dtype = loop.lam[0].dtype
         self.range = RANGES[self.dtype]
-        self.enters_at_end_only = s is None and rows.uniform  # no source enters later on
+        # Sources at x_T alone: a block of earlier steps takes its exponent from lam_hi.
+        self.enters_at_end_only = s is None and rows.uniform
         self.k_sources = source_exponents(rows, s, s_last, k_last)
         # lam_T equals its source and takes its exponent, or k_last where the source is zero
         # (NO_EXPONENT). The exponents of earlier states are set as the loop reaches them.
@@ -77,10 +79,14 @@ class ScaledAdjoint:
         self.k[rows.T] = torch.where(k_at_end == NO_EXPONENT, k_last, k_at_end)
 
     def run(self) -> Tensor:
-        """Fill loop.lam with mantissas; return the exponents of the state rows, [B + N]."""
+        """Fill loop.lam with mantissas; return the exponents of the state rows, [B + N].
+
+        A block of steps is run with shared exponents and kept if its mantissas stay in the safe
+        range; otherwise it is run again, half as long. A single step is always kept.
+        """
         loop = self.loop
         self._start_samples(self.rows.T, self.k[self.rows.T])
-        top = loop.lam[self.rows.T].abs().amax(1)  # of each sample, at the state reached so far
+        top = loop.lam[self.rows.T].abs().amax(1)  # largest entry of each sample at state hi
         size = FIRST_BLOCK
         for i, (lo, hi) in reversed(list(enumerate(loop.blocks))):
             loop.compute_slopes(i)
@@ -88,7 +94,7 @@ class ScaledAdjoint:
                 begin = max(lo, hi - size)
                 single = hi - begin == 1
                 k_block = self._run_step(begin) if single else self._run_block(begin, hi, top)
-                tops = self._largest_entries(begin, hi)
+                tops = self._largest_entries(begin, hi)  # of each costate of the block
                 smallest, largest = tops.aminmax()
                 least = smallest.item()
                 safe = self.range.low < least and largest.item() < self.range.high
@@ -100,11 +106,11 @@ class ScaledAdjoint:
                     size = min(2 * size, LONGEST_BLOCK)
                 self.k[begin:hi] = k_block
                 hi = begin
-                top = tops[: len(loop.lam[begin])]
+                top = tops[: len(loop.lam[begin])]  # those of lam_begin come first
         return self.rows.flatten_states(self.k)
 
     def _pull(self, t: int) -> None:
-        """lam_t <- factor_t J_t' lam_{t+1}, in units of 2^k_{t+1}."""
+        """lam_t <- factor_t J_t' lam_{t+1}, in units of 2^k_{t+1}; J_t: Jacobian of step t."""
         self.loop.step(t)
         if t in self.factors:
             self.loop.pulled[t].mul_(self.factors[t])
@@ -112,25 +118,26 @@ class ScaledAdjoint:
     def _start_samples(self, t: int, k_t: Tensor) -> None:
         """Set lam_t of the samples whose last state is x_t to their sources, in units of 2^k_t."""
         lam = self.loop.lam[t]
-        going_on = self.rows.sizes[t] if t < self.rows.T else 0
+        going_on = self.rows.sizes[t] if t < self.rows.T else 0  # samples with a state x_{t+1}
         if going_on >= len(lam):
             return
-        here = slice(going_on, len(lam))
+        ending = slice(going_on, len(lam))
         if self.s_last is None:
-            lam[here] = 0
+            lam[ending] = 0
         else:
-            lam[here] = scale(self.s_last[here], (self.k_last - k_t)[here, None])
+            lam[ending] = scale(self.s_last[ending], (self.k_last - k_t)[ending, None])
         if self.sources is not None:
-            lam[here] += scale(self.sources[t][here], -k_t[here, None])
+            lam[ending] += scale(self.sources[t][ending], -k_t[ending, None])
 
     def _run_step(self, t: int) -> Tensor:
-        """lam_t from lam_{t+1}, with an exponent for this step alone, which is returned."""
+        """lam_t from lam_{t+1}; returns k_t [B], exponents for this state alone."""
         self._pull(t)
         pulled = self.loop.pulled[t]
         n = len(pulled)
         k_later = self.k[t + 1]
         e = exponent(pulled)
         k_pulled = torch.where(e == NO_EXPONENT, NO_EXPONENT, k_later[:n] + e)
+        # The exponent of the larger term, pulled or source; where both are zero, it stays.
         k_new = self.k_sources[t].clone()
         k_new[:n] = torch.maximum(k_pulled, k_new[:n])
         k_new = torch.where(k_new == NO_EXPONENT, k_later, k_new)
@@ -141,13 +148,13 @@ class ScaledAdjoint:
         return k_new
 
     def _run_block(self, lo: int, hi: int, top: Tensor) -> Tensor:
-        """lam_{hi-1} .. lam_lo from lam_hi, with exponents that they share, which are returned.
+        """lam_{hi-1} .. lam_lo from lam_hi; returns k [B], exponents that these states share.
 
-        top: the largest entry of lam_hi, for each sample that exists there.
+        top: the largest entry of lam_hi, for each sample that has a state x_hi.
         """
         pulled = self.loop.pulled
         k_new, factor = self._shared_exponents(lo, hi, top)
-        to_mantissa: Tensor | None = None
+        to_mantissa: Tensor | None = None  # 2^-k, by which sources are multiplied
         if self.sources is not None:
             to_mantissa = pow2(-k_new[:, None], self.dtype)
         for t in reversed(range(lo, hi)):
@@ -163,13 +170,17 @@ class ScaledAdjoint:
         return k_new
 
     def _shared_exponents(self, lo: int, hi: int, top: Tensor) -> tuple[Tensor, Tensor]:
-        """The exponents k [B] of a block, and 2^(k_hi - k) [n, 1] for the samples of lam_hi."""
+        """The exponents k [B] of the block lo .. hi - 1, and the factor 2^(k_hi - k) [n, 1].
+
+        The factor brings the n samples of lam_hi to the new units. top: the largest entry of each.
+        """
         mantissa, e = torch.frexp(top)
         k_later = self.k[hi]
         if self.enters_at_end_only:
             # mantissa / top is 2^-e, which brings lam_hi near one; 0 / 0 is a row of zeros,
             # whose exponent stays because frexp(0) = (0, 0).
             return k_later + e, (mantissa / top).nan_to_num_(1.0)[:, None]
+        # Sources enter in the block: the largest exponent among them and lam_hi.
         n = len(top)
         k_pulled = torch.full((self.rows.B,), NO_EXPONENT, dtype=torch.int32)
         k_pulled[:n] = torch.where(top > 0, k_later[:n] + e, NO_EXPONENT)
@@ -178,7 +189,7 @@ class ScaledAdjoint:
         return k_new, pow2((k_later - k_new)[:n, None], self.dtype)
 
     def _largest_entries(self, lo: int, hi: int) -> Tensor:
-        """The largest entry of each costate lam_lo .. lam_{hi-1}, those of lam_lo first."""
+        """The largest |entry| of each costate: those of lam_lo, then lam_{lo+1}, .., lam_{hi-1}."""
         lam = self.loop.lam
         if not self.rows.uniform:
             return torch.cat([lam[t].abs().amax(1) for t in range(lo, hi)])
@@ -188,7 +199,11 @@ class ScaledAdjoint:
 
 
 def source_exponents(rows: Rows, s: Tensor | None, s_last: Tensor | None, k_last: Tensor) -> Tensor:
-    """The e with max |s_t| < 2^e for each state that has a source, [T + 1, B]; else NO_EXPONENT."""
+    """The exponents e of the sources of all states, [T + 1, B]: 2^(e-1) <= max |source| < 2^e.
+
+    NO_EXPONENT where a state has no source, or zeros. s: the sources of all states;
+    s_last 2^k_last: that of each sample's last state; where both are there, the larger exponent.
+    """
     k_sources = torch.full((rows.T + 1, rows.B), NO_EXPONENT, dtype=torch.int32)
     if s is not None:
         e = exponent(s)
@@ -196,6 +211,7 @@ def source_exponents(rows: Rows, s: Tensor | None, s_last: Tensor | None, k_last
         k_sources[rows.time, rows.sample] = e[rows.B :]
     if s_last is not None:
         e = exponent(s_last)
+        # Where the last states are in [T + 1, B].
         at_end = rows.T if rows.uniform else (rows.lengths, torch.arange(rows.B))
         k_last_states = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k_last)
         k_sources[at_end] = torch.maximum(k_sources[at_end], k_last_states)

@@ -20,10 +20,12 @@ class StepViews:
     """Arrays as views of their time steps, made once: a view costs as much as a small operation."""
 
     def __init__(self, rows: Rows) -> None:
+        """Begin without views; _made keeps them by (kind of views, address, shape) of an array."""
         self.rows = rows
         self._made: dict[tuple[str, int, tuple[int, ...]], Views] = {}
 
     def _once(self, split: Split, y: Tensor) -> Views:
+        """split(y), from memory if these views of this array were made before."""
         key = (split.__name__, y.data_ptr(), y.shape)
         if key not in self._made:
             self._made[key] = split(y)
@@ -42,11 +44,11 @@ class StepViews:
         return self.shortened(self.states(x))
 
     def after(self, x: Tensor) -> Views:
-        """The states x_t, t = 1..T."""
+        """The states x_1 .. x_T of a state array, as T views."""
         return self.states(x)[1:]
 
     def shortened(self, states: Views) -> Views:
-        """Views of x_0 .. x_T, cut to the samples that take the next step."""
+        """The views of x_0 .. x_{T-1}, each cut to the samples that take the next step."""
         if self.rows.uniform:
             return states[:-1]
         return [y[:n] for y, n in zip(states, self.rows.sizes, strict=False)]
@@ -58,7 +60,10 @@ class StepViews:
         return [y[:n] for n in self.rows.sizes]
 
     def alternating(self, two: Tensor) -> Views:
-        """Two arrays [B, .], one below the other, as states: the first for x_0, x_2, ..."""
+        """Two arrays [B, .], one below the other, as T + 1 views of states that take turns.
+
+        x_0, x_2, ... have the first, x_1, x_3, ... the second: for states read one step later only.
+        """
         pair = two.split(self.rows.B)
         sizes = [self.rows.B, *self.rows.sizes]
         if self.rows.uniform:
@@ -73,6 +78,7 @@ class NodeViews(Mapping[Node, Views]):
         self._views: dict[Node, Views | functools.partial[Views]] = dict(views or {})
 
     def __getitem__(self, node: Node) -> Views:
+        """The views of a node; a partial is called the first time, and its result kept."""
         views = self._views[node]
         if isinstance(views, functools.partial):
             views = views()
@@ -89,18 +95,21 @@ class NodeViews(Mapping[Node, Views]):
         return len(self._views)
 
     def set(self, node: Node, views: Views | functools.partial[Views]) -> None:
-        """Set the views of a node, or a function that makes them."""
+        """Set the views of a node, or a partial that makes them when they are first read."""
         self._views[node] = views
 
     def pack(self, nodes: Sequence[Node], array: Tensor | None, split: Split) -> NodeViews:
-        """Add the nodes that an array [., m d] holds side by side, m of them; return self."""
+        """Add the m nodes that an array [., m d] holds side by side; return self.
+
+        split: makes views of the time steps of an array. Without an array nothing is added.
+        """
         if array is not None and nodes:
             for node, part in zip(nodes, _columns(array, len(nodes)), strict=True):
                 self.set(node, functools.partial(split, part))
         return self
 
     def joined(self, more: NodeViews) -> NodeViews:
-        """These views and `more`, which come first where a node is in both."""
+        """These views and `more`; where a node is in both, that of `more` counts."""
         both = NodeViews()
         both._views = self._views | more._views
         return both
@@ -118,7 +127,7 @@ def _columns(array: Tensor, count: int) -> Sequence[Tensor]:
 
 
 def target_views(array: Tensor, count: int, split: Split) -> list[Views]:
-    """The `count` entries that an array holds side by side, as views to write to."""
+    """The `count` entries [., d] that an array holds side by side, each as views of its steps."""
     return [split(part) for part in _columns(array, count)]
 
 
@@ -132,7 +141,10 @@ def parameter_views(cell: Cell, p: Tensor | None, terms: Sequence[Node], length:
 
 
 def step_views_of_blocks(rows: Rows, blocks: Sequence[tuple[int, int]], buffers: Views) -> Views:
-    """The buffers of blocks as views of their steps; block (lo, hi) has the steps lo .. hi - 1."""
+    """One view for each step, from one buffer for each block of steps.
+
+    Block (lo, hi) has the steps lo .. hi - 1, one below the other in its buffer.
+    """
     views: list[Tensor] = []
     if rows.uniform:  # the steps of all blocks lie alike in the one buffer that they share
         steps = buffers[0].split(rows.B)
@@ -147,7 +159,8 @@ def step_views_of_blocks(rows: Rows, blocks: Sequence[tuple[int, int]], buffers:
 def saved_views(plan: SweepPlan, saved: Saved, split: Split, before: Split) -> NodeViews:
     """What a forward sweep saved, as the slopes read it: values of nodes, a, v and x_{t-1}.
 
-    split: a step array as views of its steps. before: a state array as those of x_{t-1}.
+    split: makes views of a step array, for steps or blocks of them. before: those of the states
+    x_{t-1}, from a state array.
     """
     cell = plan.cell
     after_x0 = saved.x[plan.rows.B :]  # x_1 .. x_T, a step array
