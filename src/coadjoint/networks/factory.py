@@ -181,7 +181,8 @@ def construct(
     names = cell_names(cell)
     cells = _layer_cells(cell, layers, residual)
     is_sequence = choose("readout", readout, READOUTS) == "sequence"
-    # beta is an option of the tilted readouts and of some cells, layers of gated-feedback too.
+    # Options with two meanings: beta is of a tilted readout or of a cell, layers of the network
+    # or of a cell that has its layers inside.
     beta = options.pop("beta", None) if readout.startswith("tilted") else None
     named_cells = [*names, decoder] if decoder else names
     cell_settings = _options_of_cells(named_cells, {**options, "layers": layers})

@@ -118,7 +118,7 @@ def sparse_(
 
 
 def fan_(W: Tensor, gain: float, both: bool, generator: torch.Generator | None = None) -> Tensor:
-    """Entries N(0, gain / n), n the number of columns, or of columns and rows in the mean if both.
+    """Entries N(0, gain / n), n the number of columns, or if both, the mean of columns and rows.
 
     Glorot's variance 2 / (columns + rows) is gain 1 with both; He's is gain 2 without.
     """

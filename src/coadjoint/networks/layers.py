@@ -344,7 +344,8 @@ def costates_through_layers(
             sent = _send_down(layout.rows, found_costates, below, create_graph)
             # A residual layer adds the output below to its own, which so receives g as well.
             arriving = [*arriving, *sent] if layer.residual else sent
-    if not create_graph:  # nobody will differentiate these sweeps, which would make their checks
+    # A backward pass makes the sweeps' checks; without a graph there will be none.
+    if not create_graph:
         for layer in layers:
             for direction_run in layer.directions:
                 direction_run.run.settle()
