@@ -48,6 +48,7 @@ def decode(
     length^normalise, and among equals those that came first, then those with the lower token.
     A hypothesis that has ended is kept as long as it is among the best.
 
+    step    (previous tokens, states, their samples) -> states, pre-outputs, alignments
     end     the number of the end token, larger than all others
     limits  the largest number of tokens for each sample, [B]
     """
@@ -71,13 +72,14 @@ def decode(
     is_token_0 = torch.arange(token_count, device=device) == 0
     steps: list[BeamStep] = []
     while live.any():
-        rows = live.flatten().nonzero()[:, 0]
-        new_x, a, alignment = step(token[rows], x[rows], sample.flatten()[rows])
-        x = x.index_copy(0, rows, new_x)
+        # Only hypotheses that go on take a step; arrays have a row for each of the B * beam.
+        live_rows = live.flatten().nonzero()[:, 0]
+        new_x, a, alignment = step(token[live_rows], x[live_rows], sample.flatten()[live_rows])
+        x = x.index_copy(0, live_rows, new_x)
         # In double: sums over many tokens are compared with each other.
         log_p = torch.log_softmax(a, -1).double()
         unchanged = torch.where(is_token_0, log_p.new_zeros(()), -math.inf)
-        gain = unchanged.expand(B * beam, -1).index_copy(0, rows, log_p)
+        gain = unchanged.expand(B * beam, -1).index_copy(0, live_rows, log_p)
         # Of each hypothesis continued by each token: [B, beam, token_count].
         total = score[..., None] + gain.unflatten(0, (B, beam))
         new_length = (length + live)[..., None].expand_as(total)
@@ -93,9 +95,9 @@ def decode(
         parent_rows = (sample * beam + parent).flatten()
         x = x[parent_rows]
         token = written.flatten().clamp(min=0)  # the -1 of ended ones are never read
-        a_rows = a.new_zeros(B * beam, a.shape[1]).index_copy(0, rows, a)
+        a_rows = a.new_zeros(B * beam, a.shape[1]).index_copy(0, live_rows, a)
         alignment_rows = alignment.new_zeros(B * beam, alignment.shape[1])
-        alignment_rows = alignment_rows.index_copy(0, rows, alignment)
+        alignment_rows = alignment_rows.index_copy(0, live_rows, alignment)
         steps.append(BeamStep(parent_rows, written.flatten(), a_rows, alignment_rows))
     best_rows = torch.arange(B, device=device) * beam  # each beam is sorted, the best first
     return trace_back(steps, best_rows, score[:, 0])

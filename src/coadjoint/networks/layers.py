@@ -342,7 +342,7 @@ def costates_through_layers(
         if index > 0:
             below = layers[index - 1].y
             sent = _send_down(layout.rows, found_costates, below, create_graph)
-            # A residual layer adds the output below to its own, which so receives g as well.
+            # A residual layer's output contains the output below, which receives its gradients too.
             arriving = [*arriving, *sent] if layer.residual else sent
     # A backward pass makes the sweeps' checks; without a graph there will be none.
     if not create_graph:
@@ -361,7 +361,8 @@ def _sweep_layer(
 ) -> list[FoundCostate]:
     """The costates of a layer's directions, without those that no gradient reaches.
 
-    arriving  the loss's gradients by the layer's output in step rows, with their units
+    arriving  (s, unit): the loss's gradients s 2^unit by the layer's output, in step rows; unit
+              None is 0
     g_last    its gradients by the last states [B, n], one for each direction; None: zero
     """
     states = [direction.run.x for direction in layer.directions]
@@ -391,9 +392,9 @@ def _sweep_layer(
 def _send_down(
     rows: Rows, found: Sequence[FoundCostate], below: Tensor, create_graph: bool
 ) -> list[ScaledSource]:
-    """The gradients by `below`, the output of the layer underneath, in step rows with their units.
+    """The gradients s 2^unit by `below`, the output of the layer underneath, in step rows.
 
-    There is one for each direction whose drive depends on `below`.
+    There is one pair (s, unit) for each direction whose drive depends on `below`.
     """
     sent: list[ScaledSource] = []
     for direction, _, costate in found:

@@ -20,7 +20,7 @@ ScaledSource = tuple[Tensor, Tensor | None]  # s and its unit (s 2^unit) by rows
 
 
 def steps_to_states(rows: Rows, unit: Tensor) -> Tensor:
-    """The units of steps [N] as units of states [B + N]: x_0 has that of the first step."""
+    """The units of step rows [N] as units of state rows [B + N]: x_0 has that of the first step."""
     return torch.cat([unit[: rows.B], unit])
 
 
