@@ -36,12 +36,15 @@ class CellFacts(cells.CellDescription):
 def about(name: str, hidden: int = 8, inputs: int = 1) -> CellFacts:
     """Describe a cell, or "reservoir", as a part of a network.
 
+    hidden, inputs  the sizes of the network whose parameters' shapes are listed
+
     Example:
         >>> from coadjoint import networks
         >>> networks.about("lstm", hidden=7, inputs=3).parameters["W"]
         (28, 7)
     """
     net = construct(name, inputs=inputs, outputs=1, hidden=hidden)
+    # The cell's initialisers are those that draw such a network without an error.
     initialisers: list[str] = []
     for init in INITIALISERS:
         with contextlib.suppress(CoadjointError):
@@ -55,7 +58,7 @@ def about(name: str, hidden: int = 8, inputs: int = 1) -> CellFacts:
         paper = RESERVOIR.paper
     shapes: dict[str, tuple[int, ...]] = {}
     for key, parameter in parameters_by_name(net).items():
-        if key not in ("V", "b_o"):
+        if key not in ("V", "b_o"):  # the readout's, not the cell's
             shapes[key] = tuple(parameter.shape)
     options = cell_options(name)
     engines = _engines_of(net.cell)
@@ -63,7 +66,7 @@ def about(name: str, hidden: int = 8, inputs: int = 1) -> CellFacts:
 
 
 def _engines_of(cell: Cell | None) -> dict[str, str | None]:
-    """For each engine, why it cannot run the cell, or None if it can.
+    """For each engine, why it cannot run the cell (the end of a sentence), or None if it can.
 
     cell: None stands for a step function, which has no formula.
     """

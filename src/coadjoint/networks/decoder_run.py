@@ -39,7 +39,7 @@ class EncoderOutput(NamedTuple):
     padding: Tensor | None = None  # [m, T], -inf where a sample has no step; None if all have
 
     def select(self, index: Tensor | slice) -> EncoderOutput:
-        """The same for some of the samples."""
+        """The same for some of the m samples: their numbers, or a slice of them."""
         return EncoderOutput(
             self.end[index],
             None if self.h is None else self.h[index],
@@ -75,9 +75,10 @@ class DecoderSweep(RunView):
         return self.run.x[self.run.rows.B :, self.n :]
 
     def pull(self, lam: Tensor) -> Tensor:
-        """J_t' lam_t of the states; see SweepRun."""
-        width = self.run.x.shape[1]
-        return self.run.pull(pad(lam, (0, width - self.n)))[:, : self.n]
+        """J_t' lam_t for all steps at once, J_t = ds_t/ds_{t-1}: state rows to step rows."""
+        # The inner run's rows are (s_t, c_t): zeros stand for the costates of the contexts.
+        context_width = self.run.x.shape[1] - self.n
+        return self.run.pull(pad(lam, (0, context_width)))[:, : self.n]
 
 
 class TeacherForced(NamedTuple):
@@ -173,17 +174,22 @@ class DecoderRun(HasLayout):
         mask: ArrayLike | None,
         reduce: str,
     ) -> TeacherForced:
-        """The decoder's run along y, from the encoder's outputs h [N, E]."""
+        """The decoder's run along the targets y, from the encoder's outputs h in step rows, [N, E].
+
+        Arguments as in `loss`.
+        """
         net = self.network
         if isinstance(loss, Tensor):
             raise KindError(
                 "the loss of a decoder is a name, a Loss or a function of (y_hat, y); got a tensor."
             )
         targets, layout = net.check_targets(y, self.layout.rows.B, h.device)
+        # The targets lack the last steps that are padding for all samples; so must the mask.
         weights = None if mask is None else torch.as_tensor(mask)[: len(targets)]
         encoded = net.encoder_output(self.layout, h, layout)
         sweep = net.teacher_forced_sweep(layout, targets, encoded)
-        a_rows = net.pre_outputs(sweep.x[layout.rows.B :], sweep.c, layout.rows)
+        s = sweep.x[layout.rows.B :]  # without s_0, which has no output
+        a_rows = net.pre_outputs(s, sweep.c, layout.rows)
         judge = Judge.of(net.decoder, layout, loss, targets, weights, reduce, a_rows)
         return TeacherForced(sweep, judge, judge.sample_losses(a_rows))
 
@@ -198,7 +204,7 @@ class DecoderRun(HasLayout):
         """lam_t = dL/dx_t for all layers and directions of the encoder, dL/ds_t of the decoder.
 
         Choose by `select(module="encoder")` or `select(module="decoder")`. Arguments as in `loss`.
-        They are differentiable, for penalties.
+        They are differentiable if gradients are enabled, for penalties.
         """
         refuse_transforms()
         net = self.network
@@ -211,16 +217,17 @@ class DecoderRun(HasLayout):
                 raise InputError(
                     "the loss does not depend on the decoder's outputs, so it has no costates."
                 )
-            s, g = torch.autograd.grad(
+            by_decoder, by_h = torch.autograd.grad(
                 forced.loss.sum(), [forced.sweep.run.x, h], create_graph=create_graph
             )
         value = forced.loss if create_graph else forced.loss.detach()
         with torch.set_grad_enabled(create_graph):
-            decoder = _decoder_costates(forced, s, value, net.hidden)
+            decoder = _decoder_costates(forced, by_decoder, value, net.hidden)
+        # The decoder reads the encoder's last states as rows of h, so they have no other source.
         encoder = costates_through_layers(
             self.layout,
             layers,
-            g,
+            by_h,
             net.encoder.last_state_gradients(None),
             value,
             create_graph,
@@ -244,8 +251,8 @@ class DecoderRun(HasLayout):
         """The tokens that the network writes for each sample when it reads its own output.
 
         beam       the number of hypotheses kept after each step, by log-probability; 1 is greedy
-        limit      the largest number of tokens, the end included; default 2 T + 1 for a sample of
-                   T steps
+        limit      the largest number of tokens, the end included; default 2 T + 1, twice the T
+                   steps of a sample and the end
         normalise  compare log-probability / length^normalise: 0 sums over tokens, 1 takes means
         """
         net = self.network
@@ -257,22 +264,29 @@ class DecoderRun(HasLayout):
             step = net.make_step()
 
             def write(token: Tensor, s: Tensor, sample: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+                """One step: (y_{t-1}, s_{t-1}, samples) of m hypotheses -> s_t, a_t, alpha_t."""
                 s, c, alpha = step(net.E(token), s, encoded.select(sample))
                 return s, net.pre_outputs(s, c), alpha
 
             limits = 2 * lengths + 1 if limit is None else torch.full_like(lengths, limit)
-            end = net.outputs - 1
+            end = net.outputs - 1  # the last token
             return decoding.decode(write, net.first_state(encoded), end, limits, beam, normalise)
 
 
 def _decoder_costates(forced: TeacherForced, s: Tensor, loss: Tensor, hidden: int) -> Costates:
-    """The costates of the decoder's states from s, the loss's gradient by (s_t, c_t)."""
+    """The costates of the decoder's states.
+
+    s       the loss's gradient by the rows (s_t, c_t), [B + N, n + E]
+    loss    of each sample, [B]
+    hidden  the decoder's units
+    """
     sweep, judge, _ = forced
     B = judge.layout.rows.B
-    has_loss = torch.ones_like(s[:, 0], dtype=torch.bool)  # of the states the loss reads: not s_0
+    # The states that the loss reads: not s_0, and not at tokens of weight zero.
+    has_loss = torch.ones_like(s[:, 0], dtype=torch.bool)
     has_loss[:B] = False
     if judge.weight is not None:
         has_loss[B:] = judge.weight != 0
-    found = sweep.run.costate(s, None, has_loss)
+    costate = sweep.run.costate(s, None, has_loss)  # of (s_t, c_t); only s_t is returned
     run = LayerRun(judge.layout, sweep, hidden, "decoder", 0, 0, "forward")
-    return Costates(run, found.mantissa[:, : sweep.n], found.exponent, loss)
+    return Costates(run, costate.mantissa[:, : sweep.n], costate.exponent, loss)

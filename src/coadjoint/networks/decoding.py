@@ -48,6 +48,7 @@ def decode(
     length^normalise, and among equals those that came first, then those with the lower token.
     A hypothesis that has ended is kept as long as it is among the best.
 
+    step    (previous tokens, states, their samples) -> states, pre-outputs, alignments
     end     the number of the end token, larger than all others
     limits  the largest number of tokens for each sample, [B]
     """
@@ -71,18 +72,21 @@ def decode(
     is_token_0 = torch.arange(token_count, device=device) == 0
     steps: list[BeamStep] = []
     while live.any():
-        rows = live.flatten().nonzero()[:, 0]
-        new_x, a, alignment = step(token[rows], x[rows], sample.flatten()[rows])
-        x = x.index_copy(0, rows, new_x)
+        # Only hypotheses that go on take a step; arrays have a row for each of the B * beam.
+        live_rows = live.flatten().nonzero()[:, 0]
+        new_x, a, alignment = step(token[live_rows], x[live_rows], sample.flatten()[live_rows])
+        x = x.index_copy(0, live_rows, new_x)
         # In double: sums over many tokens are compared with each other.
         log_p = torch.log_softmax(a, -1).double()
         unchanged = torch.where(is_token_0, log_p.new_zeros(()), -math.inf)
-        gain = unchanged.expand(B * beam, -1).index_copy(0, rows, log_p)
+        gain = unchanged.expand(B * beam, -1).index_copy(0, live_rows, log_p)
+        # Of each hypothesis continued by each token: [B, beam, token_count].
         total = score[..., None] + gain.unflatten(0, (B, beam))
         new_length = (length + live)[..., None].expand_as(total)
         rank = (total / new_length.clamp(min=1).double() ** normalise).flatten(1)
         # A stable sort prefers hypotheses that came first, then lower tokens, among equals.
         best = rank.sort(dim=1, descending=True, stable=True).indices[:, :beam]
+        # Candidate number = place of the parent in the beam * token_count + token.
         parent = best // token_count
         written = torch.where(live.gather(1, parent), best % token_count, -1)
         score = total.flatten(1).gather(1, best)
@@ -90,27 +94,31 @@ def decode(
         live = (written >= 0) & (written < end) & (length < limits[:, None]) & (score > -math.inf)
         parent_rows = (sample * beam + parent).flatten()
         x = x[parent_rows]
-        token = written.flatten().clamp(min=0)
-        a_rows = a.new_zeros(B * beam, a.shape[1]).index_copy(0, rows, a)
+        token = written.flatten().clamp(min=0)  # the -1 of ended ones are never read
+        a_rows = a.new_zeros(B * beam, a.shape[1]).index_copy(0, live_rows, a)
         alignment_rows = alignment.new_zeros(B * beam, alignment.shape[1])
-        alignment_rows = alignment_rows.index_copy(0, rows, alignment)
+        alignment_rows = alignment_rows.index_copy(0, live_rows, alignment)
         steps.append(BeamStep(parent_rows, written.flatten(), a_rows, alignment_rows))
-    best_rows = torch.arange(B, device=device) * beam
+    best_rows = torch.arange(B, device=device) * beam  # each beam is sorted, the best first
     return trace_back(steps, best_rows, score[:, 0])
 
 
 def trace_back(steps: list[BeamStep], row: Tensor, score: Tensor) -> Decoded:
-    """The hypotheses that end in these rows [B] of the last step, followed back to their first."""
+    """The hypotheses that end in these rows of the last step, followed back to their first tokens.
+
+    row, score  of each sample's hypothesis, [B]: its row in the last step, its log-probability
+    """
     tokens: list[Tensor] = []
     a: list[Tensor] = []
     alignment: list[Tensor] = []
     for step in reversed(steps):
         tokens.append(step.tokens[row])
-        row = step.parents[row]
+        row = step.parents[row]  # a and alignment lie in the rows of the step before
         a.append(step.a[row])
         alignment.append(step.alignment[row])
     all_tokens = torch.stack(tokens[::-1])
-    U = int((all_tokens >= 0).any(1).sum())  # other hypotheses were longer during the search
+    # Other hypotheses were longer during the search: the last steps may hold no token but -1.
+    U = int((all_tokens >= 0).any(1).sum())
     return Decoded(
         all_tokens[:U], score, torch.stack(a[::-1])[:U], torch.stack(alignment[::-1])[:U]
     )

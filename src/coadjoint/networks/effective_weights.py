@@ -59,18 +59,19 @@ class EffectiveWeights:
     @property
     def p(self) -> Tensor | None:
         """The per-unit parameters of the cell, concatenated; None if it has none."""
-        own = self.recurrence.p
-        if not len(own):
+        parameters = self.recurrence.p
+        if not len(parameters):
             return None
         # Times one: otherwise the gradients would be views of one array, sharing its memory.
-        return torch.cat([y * 1 for y in own.values()])
+        return torch.cat([values * 1 for values in parameters.values()])
 
     @property
     def input_weights(self) -> InputWeights:
         """((R_base, b_base), (R_side, b_side)); the side is None if the cell has none."""
         cell = self.cell
         if cell.driven_entries == cell.gates and not cell.side:
-            return (self.R, self.b), None
+            return (self.R, self.b), None  # all rows are for gates that are added to W r(x)
+        # The base has a block for every gate: of zeros where the inputs add nothing to W r(x).
         base: list[str | None] = []
         for gate in cell.gates:
             is_in_base = gate in cell.driven_entries and gate not in cell.side
@@ -84,6 +85,7 @@ class EffectiveWeights:
         return self._select_rows(self.R, entries), bias
 
     def _select_rows(self, y: Tensor, entries: Sequence[str | None]) -> Tensor:
+        """The blocks of d rows of y (R or b) for these driven entries; zeros for None."""
         d = self.recurrence.hidden
         zeros = y.new_zeros(d, *y.shape[1:])
         blocks: list[Tensor] = []
@@ -103,7 +105,7 @@ class EffectiveWeights:
 def formula_step(cell: Cell, W: Tensor | None, p: Tensor | None) -> Callable[..., Tensor]:
     """A cell's formula as a step function: (base_t, x_{t-1}) or (base_t, side_t, x_{t-1}) -> x_t.
 
-    p  the per-unit parameters of the cell, concatenated
+    p  the per-unit parameters of the cell, concatenated; None if it has none
     """
     parameters: dict[str, Tensor] = {}
     if p is not None:

@@ -54,6 +54,7 @@ SPELLED_IN_NAME = ("learned", "gated")
 
 
 def _initialisers_with(option: str) -> tuple[str, ...]:
+    """The names of the initialisers that take this option."""
     return tuple(name for name, row in INITIALISERS.items() if option in row.options)
 
 
@@ -93,21 +94,25 @@ def make(
         "[lstm, lstm], inputs=2, outputs=1, readout='last'"
     """
     initialiser = initialiser_options(cell, init, radius, inner, std)
-    given = {
+    conditional_options = {
         "radius": radius,
         "inner": inner,
         "std": std,
         "attention_steps": options.get("attention_steps"),
     }
     name = initialiser.pop("init")
-    refuse_options(list_idle_options(given, name, options.get("readout", "last")))
+    readout = options.get("readout", "last")
+    refuse_options(list_idle_options(conditional_options, name, readout))
     net = construct(cell, **options)
     initialise(net, name, seed=seed, **initialiser)
     return net.to(device)
 
 
 def list_idle_options(given: Mapping[str, object], init: str, readout: str) -> list[str]:
-    """A line for each option that does nothing with this initialiser and this readout."""
+    """A line for each option of APPLIES that does nothing with this initialiser and this readout.
+
+    given  values by option; None is the same as not given
+    """
     return idle_options(APPLIES, given, {"init": init, "readout": readout})
 
 
@@ -124,9 +129,9 @@ def initialiser_options(
         defaults = RESERVOIR.initialiser
     name = choose("initialiser", defaults["init"] if init is None else init, INITIALISERS)
     chosen: dict[str, Any] = {"init": name}
-    given = {"radius": radius, "inner": inner, "std": std}
+    values = {"radius": radius, "inner": inner, "std": std}
     for option, default in INITIALISERS[name].options.items():
-        value = given.get(option)
+        value = values.get(option)
         chosen[option] = defaults.get(option, default) if value is None else value
     return chosen
 
@@ -176,6 +181,8 @@ def construct(
     names = cell_names(cell)
     cells = _layer_cells(cell, layers, residual)
     is_sequence = choose("readout", readout, READOUTS) == "sequence"
+    # Options with two meanings: beta is of a tilted readout or of a cell, layers of the network
+    # or of a cell that has its layers inside.
     beta = options.pop("beta", None) if readout.startswith("tilted") else None
     named_cells = [*names, decoder] if decoder else names
     cell_settings = _options_of_cells(named_cells, {**options, "layers": layers})
@@ -242,15 +249,19 @@ def cell_options(cell: str) -> dict[str, object]:
 
 def parameters_by_name(net: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters, W first; the raw matrix of a structured W is called W."""
-    found: dict[str, nn.Parameter] = {}
+    by_name: dict[str, nn.Parameter] = {}
     for key, parameter in net.named_parameters():
+        # torch's key of such a matrix is parametrizations.W.original, or original0.
         name = key.replace("parametrizations.", "").partition(".original")[0]
-        found[name] = parameter
-    return dict(sorted(found.items(), key=lambda item: item[0] != "W"))
+        by_name[name] = parameter
+    return dict(sorted(by_name.items(), key=lambda item: item[0] != "W"))
 
 
 def _layer_cells(cell: str | Sequence[str], layers: int | None, residual: bool | None) -> list[str]:
-    """The cell of each layer, by its name in the library."""
+    """The cell of each layer, by its name in the library; combinations without sense are refused.
+
+    layers, residual  as in `construct`; None: not given
+    """
     names = cell_names(cell)
     for name in names:
         choose("cell", name, CELL_NAMES)
@@ -276,9 +287,12 @@ def _layer_cells(cell: str | Sequence[str], layers: int | None, residual: bool |
 
 
 def _options_of_cells(names: list[str], given: Mapping[str, object]) -> dict[str, object]:
-    """The options of the cells among those given; an option that no cell has is refused."""
+    """The options of the named cells among those given; an option that no cell has is refused.
+
+    given  values by option, None if not given; `layers` is left out if it is not a cell's option
+    """
     known = {key for name in names for key in cell_options(name)}
-    own: dict[str, object] = {}
+    chosen: dict[str, object] = {}
     for key, value in given.items():
         is_of_stack = key == "layers" and "layers" not in known
         if value is None or is_of_stack:
@@ -289,8 +303,8 @@ def _options_of_cells(names: list[str], given: Mapping[str, object]) -> dict[str
             if len(names) == 1:
                 cells = f"cell '{names[0]}'; its"
             raise OptionError(f"${key} does nothing with {cells} options: {options}.")
-        own[key] = value
-    return own
+        chosen[key] = value
+    return chosen
 
 
 def _check_readout(
@@ -299,7 +313,12 @@ def _check_readout(
     cell_settings: Mapping[str, object],
     given: Mapping[str, object],
 ) -> None:
-    """Refuse options that do nothing with readout "sequence", or only with it."""
+    """Refuse options that do nothing with readout "sequence", or do something only with it.
+
+    names          of the cells
+    cell_settings  the options of the cells, by name
+    given          the values of skip, decoder, attend and embedding; None if not given
+    """
     if not is_sequence:
         for option in ("decoder", "attend", "embedding"):
             if given[option] is not None:
@@ -331,9 +350,10 @@ def _freeze(net: nn.Module, chosen: Sequence[str], fixed: Sequence[str]) -> None
     """Exclude parameters from training, by their names or parts of them: W, p.leak, step.
 
     chosen  by the user; a name that no parameter has is refused
-    fixed   by the kind of network
+    fixed   by the kind of network; a name that no parameter has is passed over
     """
     for name in (*chosen, *fixed):
+        # Entire parts between dots: "W" is found in "layers.0.W", but not in "W_a".
         parameters = [p for key, p in net.named_parameters() if f".{name}." in f".{key}."]
         if not parameters and name in chosen:
             escaped = name.replace("$", "$$")

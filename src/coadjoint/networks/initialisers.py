@@ -93,7 +93,7 @@ def rotation_(W: Tensor, generator: torch.Generator | None = None) -> Tensor:
     if check_dense("W", W).dim() != 2 or W.shape[0] != W.shape[1]:
         raise InputError(f"a rotation must be a square matrix; got shape {list(W.shape)}.")
     orthogonal_(W, 1.0, generator)
-    with torch.no_grad():
+    with torch.no_grad():  # determinant -1 becomes 1 when one row changes its sign
         W[0] *= torch.linalg.det(W.double()).sign().to(W.dtype)
     return W
 
@@ -101,21 +101,27 @@ def rotation_(W: Tensor, generator: torch.Generator | None = None) -> Tensor:
 def sparse_(
     W: Tensor, radius: float, links: int = 15, generator: torch.Generator | None = None
 ) -> Tensor:
-    """`links` Gaussian entries in each row, scaled to the spectral radius.
+    """`links` Gaussian entries in each row, scaled to the spectral radius; the others are zero.
 
     A row holds the incoming connections of a unit; all of them are drawn if W has fewer columns.
+    15 links are those of Martens (2010).
     """
     whole_number("links", links)
     spectral_(W, radius, generator)
     with torch.no_grad():
+        # A random permutation of 0, 1, ... in each row, of which the first `links` stay.
         rank = torch.rand(W.shape, generator=generator, device=W.device).argsort(1)
         W[rank >= links] = 0
         sparse_radius = spectral_radius(W)
+        # Without a cycle among the links, all eigenvalues are zero and cannot be scaled.
         return W.mul_(radius / sparse_radius) if sparse_radius > 0 else W
 
 
 def fan_(W: Tensor, gain: float, both: bool, generator: torch.Generator | None = None) -> Tensor:
-    """N(0, gain / n), n the number of columns, or (both) the mean of columns and rows."""
+    """Entries N(0, gain / n), n the number of columns, or if both, the mean of columns and rows.
+
+    Glorot's variance 2 / (columns + rows) is gain 1 with both; He's is gain 2 without.
+    """
     n = sum(W.shape) / 2 if both else W.shape[1]
     return gaussian_(W, (gain / n) ** 0.5, generator)
 
@@ -224,6 +230,8 @@ def initialise(net: AnyNet, name: str, *, seed: int = 0, **given: float) -> AnyN
     draws every parameter as the constructor does. Random per-unit parameters are always drawn as
     their definitions say, and so is a structured W, unless the name has a rule for W that the
     structure can represent. Other per-unit parameters and x0 stay as they are.
+
+    given  values of the initialiser's options, in place of their defaults
     """
     initialiser = INITIALISERS[choose("initialiser", name, INITIALISERS)]
     check_net(net)
@@ -232,7 +240,7 @@ def initialise(net: AnyNet, name: str, *, seed: int = 0, **given: float) -> AnyN
         if option not in initialiser.options:
             known = " and ".join(initialiser.options) or "no options"
             raise InputError(f"initialiser '{name}' takes {known}; got {option}.")
-        real(option, value, 0, above=option != "inner")
+        real(option, value, 0, above=option != "inner")  # only inner may be zero
     options = {**initialiser.options, **given}
     recurrences: dict[str, Recurrence] = {}
     for path, module in net.named_modules():
@@ -241,12 +249,13 @@ def initialise(net: AnyNet, name: str, *, seed: int = 0, **given: float) -> AnyN
     with torch.no_grad():
         for key, parameter in net.named_parameters():
             *path_of_owner, leaf = key.split(".")
+            # Per-unit parameters (p) and a structured W are drawn below, by their recurrence.
             if leaf == "x0" or "p" in path_of_owner or "parametrizations" in path_of_owner:
                 continue
             owner = net.get_submodule(".".join(path_of_owner))
             if name == "torch" and isinstance(owner, nn.Embedding):
                 parameter.normal_(generator=generator)
-            elif name == "torch" or leaf == "w_a":
+            elif name == "torch" or leaf == "w_a":  # w_a is a vector, but not a bias
                 bound = constructor_width(net, recurrences, key) ** -0.5
                 parameter.uniform_(-bound, bound, generator=generator)
             elif parameter.dim() == 2:
@@ -266,13 +275,15 @@ def constructor_width(net: Net, recurrences: Mapping[str, Recurrence], key: str)
     """The width n by which the constructor draws a parameter from +-1/sqrt(n).
 
     The inputs of a linear map, the units of a recurrence, or the entries that the readout reads.
+    recurrences: by their path in the network. key: that of the parameter, "layers.0.W".
     """
     path = key.rpartition(".")[0]
     module = net.get_submodule(path)
+    # A linear map inside a step function is drawn by the units of its recurrence.
     if isinstance(module, nn.Linear) and "step" not in path.split("."):
         return module.in_features
-    for place, recurrence in recurrences.items():
-        if key.startswith(place):
+    for recurrence_path, recurrence in recurrences.items():
+        if key.startswith(recurrence_path):
             return recurrence.hidden
     return net.readout_width
 
@@ -282,7 +293,7 @@ ALTERNATIVES = "Use init 'torch', 'gaussian', 'glorot' or 'he'"
 
 def square_blocks(W: Tensor, d: int) -> list[Tensor]:
     """The blocks [d, d] of W, as views that can be written to."""
-    return [block for gate in split_blocks(W, d) for block in gate]
+    return [block for blocks_of_gate in split_blocks(W, d) for block in blocks_of_gate]
 
 
 def place_blocks(
@@ -292,11 +303,14 @@ def place_blocks(
     options: Options,
     generator: torch.Generator,
 ) -> None:
-    """Draw the square blocks of W, or of the matrices of a step function."""
+    """Draw each square block of W, or each matrix that a step function lists, by draw_W.
+
+    name  of the initialiser, for messages
+    """
     assert initialiser.draw_W is not None
     if recurrence.cell is None:
         blocks: list[Tensor] = []
-        list_blocks = getattr(recurrence.step, "blocks", None)
+        list_blocks = getattr(recurrence.step, "blocks", None)  # steps of this package have it
         if list_blocks is not None:
             blocks = list_blocks()
         if not blocks or any(W.shape[0] != W.shape[1] for W in blocks):
@@ -343,12 +357,12 @@ def place_structured(
         if initialiser.keeps_radius and torch.equal(represented != 0, drawn != 0):
             scaled = represented.clone()
             blocks = zip(square_blocks(scaled, d), square_blocks(drawn, d), strict=True)
-            for W, goal in blocks:
-                W.mul_(spectral_radius(goal) / spectral_radius(W))
+            for W, drawn_block in blocks:
+                W.mul_(spectral_radius(drawn_block) / spectral_radius(W))
             represented = _assign_structured(recurrence, scaled)
             drawn = scaled
         fits = _is_near(represented, drawn)
-    except InputError:
+    except InputError:  # the structure refuses such a W
         fits = False
     if not fits:
         raise Unsupported(
@@ -372,7 +386,10 @@ def _is_near(x: Tensor, y: Tensor) -> bool:
 
 
 def ring_(recurrence: Recurrence, inner: float, radius: float, generator: torch.Generator) -> None:
-    """Draw the units of a complex diagonal cell with |L| uniform in area between two circles."""
+    """Draw the units of a cell with a complex diagonal L, uniformly in the area of a ring.
+
+    inner, radius  the bounds of |L|; the area inside a circle grows with |L|^2
+    """
     if not inner < radius <= 1:
         raise InputError(
             f"a ring needs inner < radius <= 1; got inner {inner} and radius {radius}."
@@ -383,12 +400,13 @@ def ring_(recurrence: Recurrence, inner: float, radius: float, generator: torch.
             f"init 'ring' belongs to cells with a complex diagonal, such as lru. {ALTERNATIVES}."
         )
     for name in names:
+        # |L|^2 is uniform; library.ring turns it into the parameter that is stored.
         draw = Uniform(inner**2, radius**2, library.ring)
         recurrence.p[name].copy_(draw(recurrence.hidden, generator))
 
 
 def ring_parameters(recurrence: Recurrence) -> list[str]:
-    """The per-unit parameters that are drawn on a ring."""
+    """The names of the cell's per-unit parameters that are drawn on a ring; [] if it has none."""
     if recurrence.cell is None:
         return []
     names: list[str] = []

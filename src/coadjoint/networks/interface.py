@@ -111,7 +111,7 @@ class Net(PicklableModule, ABC):
 
     @property
     def recurrences(self) -> Iterable[tuple[str, Recurrence]]:
-        """The recurrent layers, each with its place in words: ", layer 0, reverse"."""
+        """The recurrent layers, each with its place in words (", layer 0, reverse"); here none."""
         return ()
 
     @property
@@ -138,7 +138,10 @@ class Net(PicklableModule, ABC):
         return ("no linear readout",)
 
     def refuse_if_indivisible(self, what: str) -> None:
-        """Refuse the method `what`, which runs one part of a sequence after the other."""
+        """Refuse the method `what`, which runs one part of a sequence after the other.
+
+        A network that can do so has its own version, which refuses less.
+        """
         raise Unsupported(
             f"{what}: {self.why_indivisible}. Use BPTT or Penalised without segments."
         )
@@ -152,7 +155,10 @@ class Net(PicklableModule, ABC):
             )
 
     def refuse_if_not_linear(self, what: str) -> None:
-        """Refuse the method `what`, which knows only V and b_o, if the readout has more."""
+        """Refuse the method `what`, which knows only V and b_o, if the readout has more.
+
+        Nothing is refused here; networks with a Readout have their own version.
+        """
 
 
 class SequenceNet(Net):
@@ -180,16 +186,18 @@ class SequenceNet(Net):
         return lay_out(batch.u, batch.lengths, self.inputs, self.like)[0].rows.B
 
     def _must_be_called(self, batch: Batch) -> bool:
-        """Whether `run` must go through torch's __call__.
+        """Whether `run` must go through torch's __call__, `net(u, lengths, x0)`.
 
-        It must if there are hooks, or if torch.compile or the user has replaced `forward`.
+        It must if there are hooks, or if torch.compile or the user has replaced `forward`. A batch
+        whose samples do not lie along axis 1 is refused.
         """
         if batch.axis != 1:
             raise InputError(
                 "this network reads sequences [T, B, inputs], so samples must lie along axis 1; "
                 f"got a batch with axis={batch.axis}."
             )
-        return has_hooks(self) or getattr(self.forward, "__func__", None) is not SequenceNet.forward
+        forward = getattr(self.forward, "__func__", None)  # the function behind the bound method
+        return has_hooks(self) or forward is not SequenceNet.forward
 
 
 def run_function(net: Net | nn.Module) -> Callable[[Batch], NetRun]:
@@ -217,7 +225,10 @@ def check_positive(**sizes: object) -> None:
 
 
 def check_net(net: object) -> None:
-    """Refuse anything but a network or a module around one."""
+    """Refuse anything but a network, known by its `readout`, or a module around one.
+
+    A wrapper such as DistributedDataParallel holds the network as its `module`.
+    """
     if not hasattr(net, "readout") and not hasattr(getattr(net, "module", None), "readout"):
         raise KindError(
             f"the network must be a co.Network, co.Stack or co.EncoderDecoder; got {brief(net)}."

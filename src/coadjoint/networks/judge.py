@@ -72,14 +72,14 @@ class Judge:
         return self.network.readout == "every"
 
     def restrict_to(self, rows: Rows) -> Judge:
-        """The same loss on a part of the time steps (readout "every")."""
-        begin = self.layout.rows.starts[rows.begin]
-        here = slice(begin, begin + rows.N)
+        """The same loss on a segment of the time steps, whose rows are given (readout "every")."""
+        first_row = self.layout.rows.starts[rows.begin]
+        segment = slice(first_row, first_row + rows.N)
         return replace(
             self,
-            layout=Layout(rows, None),
-            y=None if self.y is None else self.y[here],
-            weight=None if self.weight is None else self.weight[here],
+            layout=Layout(rows, None),  # samples stay in the order of the rows
+            y=None if self.y is None else self.y[segment],
+            weight=None if self.weight is None else self.weight[segment],
         )
 
     @functools.cached_property
@@ -88,7 +88,7 @@ class Judge:
         return None if self.weight is None else self.weight.nonzero()[:, 0]
 
     def select_counted(self, y: Tensor) -> Tensor:
-        """The entries of y in rows that count."""
+        """The rows of y that count; y has a row for each output."""
         return y if self.counted_rows is None else y[self.counted_rows]
 
     def samples_of_rows(self, device: torch.device) -> Tensor:
@@ -103,8 +103,9 @@ class Judge:
         a_rows = self.select_counted(a_rows)
         y = None if self.y is None else self.select_counted(self.y)
         if not len(a_rows):
-            return a_rows.sum(-1)
+            return a_rows.sum(-1)  # an empty result that is still a function of a
         rows = self.layout.rows
+        # By chunks, unless the bits cannot depend on where a sequence is cut: see _losses_by_chunk.
         is_one_block = len(rows.chunks) == 1 or (rows.uniform and self.weight is None)
         if not self.every or is_one_block:
             value = losses.entry_losses(self.loss, a_rows, y, self.network.output)
@@ -120,7 +121,7 @@ class Judge:
         of one evaluated at once.
         """
         ends = torch.tensor([chunk.stop for chunk in self.layout.rows.chunks])
-        if self.counted_rows is not None:
+        if self.counted_rows is not None:  # the ends of the chunks among the rows that count
             ends = torch.searchsorted(self.counted_rows.cpu(), ends)
         sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
         targets = [None] * len(sizes) if y is None else y.split(sizes)
@@ -133,12 +134,17 @@ class Judge:
     def sample_losses(self, a_rows: Tensor) -> Tensor:
         """The loss of each sample, [B], in the user's order."""
         total = self.row_losses(a_rows)
+        # Otherwise there is exactly one row for each sample, which is both its sum and its mean.
         if self.every or self.weight is not None:
             total = self.apply_reduction(self.sum_by_sample(total))
         return self.layout.unsort(total)
 
     def sum_by_sample(self, values: Tensor, onto: Tensor | None = None) -> Tensor:
-        """The sum of each sample's values, [B], added to `onto`, the sums of earlier steps."""
+        """The sum of each sample's values, [B] in the order of the rows.
+
+        values  one for each row that counts
+        onto    the sums of earlier steps, to which they are added; None: zero
+        """
         if onto is None:
             onto = values.new_zeros(self.layout.rows.B)
         return onto.index_add(0, self.samples_of_rows(values.device), values)
@@ -153,7 +159,7 @@ class Judge:
             count = self.layout.rows.lengths.to(total)
         else:
             count = torch.ones_like(total)
-        return total / torch.where(count == 0, 1, count)
+        return total / torch.where(count == 0, 1, count)  # a sample without rows has loss 0
 
 
 def _leading_axes(net: Net, layout: Layout) -> tuple[int, ...]:
@@ -163,11 +169,12 @@ def _leading_axes(net: Net, layout: Layout) -> tuple[int, ...]:
 
 
 def _into_rows(net: Net, layout: Layout, y: Tensor) -> Tensor:
+    """[T, B, ...] in step rows (readout "every"), or [B, ...] in the order of the rows."""
     return layout.flat(y) if net.readout == "every" else layout.sort(y)
 
 
 def _target_rows(net: Net, layout: Layout, y: ArrayLike, like: Tensor) -> Tensor:
-    """The targets in rows; refused unless they begin with [T, B] or [B]."""
+    """The targets in rows; refused unless they begin with [T, B] or [B]. like: of their device."""
     lead = _leading_axes(net, layout)
     y = tensor_of("the target y", y, like)
     if tuple(y.shape[: len(lead)]) != lead:
@@ -245,7 +252,10 @@ class RunOutputs(HasLayout):
         reduce: str,
         a_rows: Tensor,
     ) -> Tensor:
-        """The loss of each sample for other pre-outputs; a loss given as values is checked."""
+        """The loss of each sample, [B], for pre-outputs in place of this run's own.
+
+        A loss given as values [B] is returned as it is, after a check. Arguments as in `loss`.
+        """
         if not isinstance(loss, Tensor):
             judge = Judge.of(self.network, self.layout, loss, y, mask, reduce, a_rows)
             return judge.sample_losses(a_rows)

@@ -144,11 +144,14 @@ class Layers(nn.Module):
                 "states of all layers."
             )
         parts = x0.split([recurrence.n for recurrence in self], -1)
-        both = zip(self, parts, strict=True)
-        return [recurrence.initial_state(part, B) for recurrence, part in both]
+        pairs = zip(self, parts, strict=True)
+        return [recurrence.initial_state(part, B) for recurrence, part in pairs]
 
     def run(self, layout: Layout, u: Tensor, x0: Tensor | None) -> list[Layer]:
-        """The sweeps of all layers over step rows u."""
+        """The sweeps of all layers over step rows u [N, inputs], from the first layer up.
+
+        x0  the first states of all layers side by side, [B, n] or [n]; None: their own
+        """
         rows = layout.rows
         starts = iter(self.initial_states(x0, rows.B))
         y = u
@@ -161,6 +164,7 @@ class Layers(nn.Module):
                 received = y * draw_dropout_mask(self.dropout, y.shape, y)
             directions: list[DirectionRun] = []
             visible: list[Tensor] = []
+            # There is one recurrence, "forward", or a second one, "reverse".
             for recurrence, direction in zip(recurrences, DIRECTIONS, strict=False):
                 reverse = direction == "reverse"
                 read = rows.reverse_time(received) if reverse else received
@@ -176,12 +180,17 @@ class Layers(nn.Module):
         return layers
 
     def last_visible_states(self, layers: Sequence[Layer]) -> list[Tensor]:
-        """What each layer shows after the last step of its directions, [B, width] in row order."""
-        found: list[Tensor] = []
+        """The visible state of each layer after the last step of each of its directions.
+
+        [B, width] in the order of the rows, both directions side by side.
+        """
+        by_layer: list[Tensor] = []
         for recurrences, layer in zip(self.by_layer, layers, strict=True):
-            both = zip(recurrences, layer.directions, strict=True)
-            found.append(torch.cat([one.visible_state(d.run.last) for one, d in both], 1))
-        return found
+            visible: list[Tensor] = []
+            for recurrence, direction in zip(recurrences, layer.directions, strict=True):
+                visible.append(recurrence.visible_state(direction.run.last))
+            by_layer.append(torch.cat(visible, 1))
+        return by_layer
 
     def top_at_end(self, layers: Sequence[Layer]) -> Tensor:
         """y^L after the last step of each direction, [B, widths[-1]] in the order of the rows.
@@ -189,12 +198,14 @@ class Layers(nn.Module):
         The last step of the reverse direction is the first one of the sequence.
         """
         visible = self.last_visible_states(layers)
+        # With residual connections, y^L is the sum of all layers' visible states.
         return functools.reduce(torch.add, visible) if self.residual else visible[-1]
 
     def last_state_gradients(self, g: Tensor | None) -> list[list[Tensor | None]]:
-        """The loss's gradient by the last states, by layer and direction, from that by top_at_end.
+        """The loss's gradient by the last states [B, n_l], by layer and direction.
 
-        It is None for layers below the top, unless residual connections add them to it.
+        g is its gradient by `top_at_end`, [B, widths[-1]]. The result is None everywhere if g is
+        None, and for layers below the top unless residual connections add them to it.
         """
         gradients: list[list[Tensor | None]] = []
         for index, recurrences in enumerate(self.by_layer):
@@ -203,8 +214,10 @@ class Layers(nn.Module):
                 gradients.append([None] * len(recurrences))
                 continue
             parts = g.split([recurrence.visible_width for recurrence in recurrences], 1)
-            both = zip(recurrences, parts, strict=True)
-            gradients.append([one.visible_state_transpose(part) for one, part in both])
+            by_direction: list[Tensor | None] = []
+            for recurrence, part in zip(recurrences, parts, strict=True):
+                by_direction.append(recurrence.visible_state_transpose(part))
+            gradients.append(by_direction)
         return gradients
 
 
@@ -231,7 +244,7 @@ def _refuse_unknown_options(
 ) -> None:
     """Refuse options that no layer has."""
     known = {name for cell in cells for name in option_names(cell)}
-    given = [*options] if activation is None else ["activation", *options]
-    unknown = [name for name in given if name not in known]
+    names = [*options] if activation is None else ["activation", *options]
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise KindError(f"no layer of this stack has an option {', '.join(unknown)}.")

@@ -96,11 +96,12 @@ class DroppedOutRun(RunView):
         lam is given by state rows or step rows, and returned without the slot r.
         """
         d = self.mask.shape[1]
-        m = self.mask[-len(lam) :]
+        m = self.mask[-len(lam) :]  # step rows are the last N of the B + N state rows
         return torch.cat([lam[:, :d] + m * lam[:, -d:], lam[:, d:-d]], 1)
 
     def pull(self, lam: Tensor) -> Tensor:
-        """J_t' lam_t of the state without r; see SweepRun."""
+        """J_t' lam_t for all steps at once, J_t = dx_t/dx_{t-1} of the state x without r."""
+        # The loss never reads r itself, so zeros stand for lam^r.
         return self.fold_mask(self.run.pull(pad(lam, (0, self.mask.shape[1]))))
 
 
@@ -114,7 +115,11 @@ def refuse_transforms() -> None:
 
 
 def require_gradient(u: Tensor) -> Tensor:
-    """The input u of a recorded layer with a gradient, even if no weight is trained."""
+    """The input u of a recorded layer, as a tensor that requires a gradient.
+
+    Costates are taken from a graph, which must exist even if no weight is trained. Without
+    gradients (torch.no_grad) u is returned as it is.
+    """
     refuse_transforms()
     if u.requires_grad or not torch.is_grad_enabled():
         return u
@@ -170,15 +175,15 @@ class Recorded(Sequence[Costates]):
                 raise InputError(
                     f"costates are selected by module, call, layer or direction; got {name!r}."
                 )
-        found: list[Costates] = []
+        matching: list[Costates] = []
         for lam in self:
             run = lam.trajectory
             if all(getattr(run, name) == value for name, value in where.items()):
-                found.append(lam)
-        if not found:
+                matching.append(lam)
+        if not matching:
             places = "; ".join(map(describe_place, self))
             raise InputError(f"no costates match {where}; recorded: {places}.")
-        return Recorded(found, self.loss)
+        return Recorded(matching, self.loss)
 
     @property
     def layers(self) -> Sequence[Costates]:
@@ -186,7 +191,10 @@ class Recorded(Sequence[Costates]):
         return self.items
 
     def forwards(self) -> Costates:
-        """The forward layers of the first module as one; of an encoder-decoder, the encoder's."""
+        """The costates of the forward layers in the first recorded call, joined into one.
+
+        The first call of an encoder-decoder is that of its encoder.
+        """
         first = layer_run(self.items[0])
         return self.select(module=first.module, call=first.call, direction="forward").joined()
 
@@ -266,7 +274,7 @@ class JoinedRun(RunView):
 
 
 def layer_run(lam: Costates) -> LayerRun:
-    """The run of costates that belong to one layer."""
+    """The run that these costates belong to; they must be of one layer, not joined."""
     run = lam.trajectory
     assert isinstance(run, LayerRun)
     return run
@@ -284,7 +292,10 @@ def describe_place(lam: Costates) -> str:
 def pull_back(
     ys: Sequence[Tensor], xs: Sequence[Tensor], gs: Sequence[Tensor], create_graph: bool
 ) -> Sequence[Tensor | None]:
-    """sum_i gs_i' dys_i/dxs_j for each j, keeping the graph; None where nothing depends on x_j."""
+    """sum_i gs_i' dys_i/dxs_j for each j; None where no y depends on x_j.
+
+    The graph is kept for further calls. create_graph: the result can be differentiated again.
+    """
     return torch.autograd.grad(
         ys, xs, gs, create_graph=create_graph, retain_graph=True, allow_unused=True
     )
@@ -307,12 +318,13 @@ def costates_through_layers(
     create_graph: bool,
     place_of: Callable[[int, str], Place],
 ) -> list[Costates]:
-    """The costates of all layers and directions, from the first layer on.
+    """The costates of all layers and directions, in the order of the layers, the first layer first.
 
-    g         the loss's gradient by the output of the top layer, in step rows
-    g_last    its gradient by the last states of each layer and direction, [B, n]
-    loss      of each sample, [B]
-    place_of  (layer, direction) -> the place to record
+    g             the loss's gradient by the output of the top layer, in step rows; None: zero
+    g_last        its gradient by the last states of each layer and direction, [B, n]; None: zero
+    loss          of each sample, [B]
+    create_graph  the costates can be differentiated again
+    place_of      (layer, direction) -> the place to record
     """
     costates: list[Costates] = []
     arriving: list[ScaledSource] = []  # gradients by the output of the present layer
@@ -320,17 +332,19 @@ def costates_through_layers(
         arriving.append((g, None))
     for index in reversed(range(len(layers))):
         layer = layers[index]
-        found = _sweep_layer(layout.rows, layer, arriving, g_last[index], create_graph)
+        found_costates = _sweep_layer(layout.rows, layer, arriving, g_last[index], create_graph)
         named: list[Costates] = []
         with torch.set_grad_enabled(create_graph):
-            for each in found:
-                direction = DIRECTIONS[each.direction.reverse]
-                named.append(name_costates(layout, place_of(index, direction), each, loss))
+            for found in found_costates:
+                place = place_of(index, DIRECTIONS[found.direction.reverse])
+                named.append(name_costates(layout, place, found, loss))
         costates = named + costates
         if index > 0:
             below = layers[index - 1].y
-            sent = _send_down(layout.rows, found, below, create_graph)
+            sent = _send_down(layout.rows, found_costates, below, create_graph)
+            # A residual layer's output contains the output below, which receives its gradients too.
             arriving = [*arriving, *sent] if layer.residual else sent
+    # A backward pass makes the sweeps' checks; without a graph there will be none.
     if not create_graph:
         for layer in layers:
             for direction_run in layer.directions:
@@ -345,25 +359,31 @@ def _sweep_layer(
     g_last: Sequence[Tensor | None],
     create_graph: bool,
 ) -> list[FoundCostate]:
-    """The costates of a layer's directions from the gradients by its output and its last states."""
+    """The costates of a layer's directions, without those that no gradient reaches.
+
+    arriving  (s, unit): the loss's gradients s 2^unit by the layer's output, in step rows; unit
+              None is 0
+    g_last    its gradients by the last states [B, n], one for each direction; None: zero
+    """
     states = [direction.run.x for direction in layer.directions]
-    sources: list[list[ScaledSource]] = [[] for _ in layer.directions]
-    for s, unit in arriving:
-        by_states = pull_back([layer.y], states, [s], create_graph)
-        for direction, own, by_x in zip(layer.directions, sources, by_states, strict=True):
+    sources: list[list[ScaledSource]] = [[] for _ in layer.directions]  # gradients by states
+    for by_y, unit in arriving:
+        by_states = pull_back([layer.y], states, [by_y], create_graph)
+        for direction, its_sources, by_x in zip(layer.directions, sources, by_states, strict=True):
             if by_x is None:
                 continue
             if unit is None:
-                own.append((by_x, None))
+                its_sources.append((by_x, None))
                 continue
-            own_unit = rows.reverse_time(unit) if direction.reverse else unit
-            own.append((by_x, steps_to_states(rows, own_unit)))
+            # The states of the reverse direction begin at the end of the sequence.
+            read_unit = rows.reverse_time(unit) if direction.reverse else unit
+            its_sources.append((by_x, steps_to_states(rows, read_unit)))
     found: list[FoundCostate] = []
     with torch.set_grad_enabled(create_graph):
-        for direction, own, s_last in zip(layer.directions, sources, g_last, strict=True):
+        for direction, its_sources, s_last in zip(layer.directions, sources, g_last, strict=True):
             # A module of co.nn may let states out of range pass; its costates must not.
             run = direction.run.with_checks()
-            costate = costate_from_sources(rows, run, own, s_last)
+            costate = costate_from_sources(rows, run, its_sources, s_last)
             if costate is not None:
                 found.append(FoundCostate(direction, run, costate))
     return found
@@ -372,16 +392,19 @@ def _sweep_layer(
 def _send_down(
     rows: Rows, found: Sequence[FoundCostate], below: Tensor, create_graph: bool
 ) -> list[ScaledSource]:
-    """The gradients by `below`, the output of the layer underneath, that each direction sends."""
+    """The gradients s 2^unit by `below`, the output of the layer underneath, in step rows.
+
+    There is one pair (s, unit) for each direction whose drive depends on `below`.
+    """
     sent: list[ScaledSource] = []
     for direction, _, costate in found:
         with torch.set_grad_enabled(create_graph):
             by_drive = costate.drive()
         driven: list[Tensor] = []
         gradients: list[Tensor] = []
-        for y, gradient in zip(direction.drive, by_drive, strict=True):
-            if y.requires_grad and gradient is not None:
-                driven.append(y)
+        for drive, gradient in zip(direction.drive, by_drive, strict=True):
+            if drive.requires_grad and gradient is not None:
+                driven.append(drive)
                 gradients.append(gradient)
         if not driven:
             continue
@@ -393,12 +416,15 @@ def _send_down(
 
 
 def name_costates(layout: Layout, place: Place, found: FoundCostate, loss: Tensor) -> Costates:
-    """Costates at a place; recurrent dropout's extra slot is folded into the others."""
+    """The costates of one direction of a layer, named by their place; loss of each sample, [B].
+
+    The last slot of recurrent dropout, a masked copy of h, is folded into h.
+    """
     direction, run, costate = found
     lam = costate.mantissa
     if direction.mask is not None:
-        of_steps = direction.mask.index_select(0, layout.rows.sample.to(lam.device))
-        dropped_out = DroppedOutRun(run, torch.cat([direction.mask, of_steps]))
+        mask_of_steps = direction.mask.index_select(0, layout.rows.sample.to(lam.device))
+        dropped_out = DroppedOutRun(run, torch.cat([direction.mask, mask_of_steps]))
         lam = dropped_out.fold_mask(lam)
         run = dropped_out
     trajectory = LayerRun(layout, run, direction.hidden, *place)

@@ -164,14 +164,21 @@ class Network(Recurrence, Readout):
         return self.visible_width
 
     def graph_key(self) -> Hashable | None:
-        """A key for the CUDA graph of this network's gradient; None if it cannot be captured."""
+        """A key for the CUDA graph of this network's gradient; None if it cannot be captured.
+
+        Only runs on GPU kernels without fresh random numbers can be captured and repeated.
+        """
         is_random = self.dropout and self.training
         if self.cell is None or is_random or self.engine not in ("cuda", "scan"):
             return None
         return self.cell, str(self.engine), self.readout, self.output, self.training
 
     def refuse_if_indivisible(self, what: str) -> None:
-        """Refuse the method `what` if a part of a sequence is not enough for this network."""
+        """Refuse the method `what`, which runs one part of a sequence after the other.
+
+        Refused are summaries of all steps, dropout in training, and cells that are given data for
+        an entire sequence.
+        """
         if self.summary is not None:
             raise Unsupported(
                 f"{what}: readout='{self.summary}' reads all steps of a sequence at once. "
@@ -184,7 +191,7 @@ class Network(Recurrence, Readout):
         """The weights for sweeps in segments; networks that need an entire sequence are refused."""
         self.refuse_if_indivisible("sweeps in segments")
         self.refuse_if_not_linear("a sweep in segments")
-        if self.visible_slots != [0]:
+        if self.visible_slots != [0]:  # segments read the first slot of the state alone
             raise Unsupported(
                 "a sweep in segments does not support a readout of several slots. "
                 "Use BPTT or Penalised without segments."
@@ -209,7 +216,12 @@ class Network(Recurrence, Readout):
         u: Tensor | None = None,
         extra: Extra | None = None,
     ) -> Tensor:
-        """The pre-outputs a of states, in rows; x and last as in `readout_input`, u step rows."""
+        """The pre-outputs a of states, in rows of steps or of samples.
+
+        x, last  all states [B + N, n] and each sample's last [B, n]
+        u        the inputs in step rows, read if the readout has a skip D
+        extra    the readout's weights other than V and b_o, and its dropout mask
+        """
         h = self.readout_input(layout.rows, x, last)
         return self.pre_outputs(layout.rows, h, V, b_o, u, extra)
 

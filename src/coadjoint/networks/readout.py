@@ -64,14 +64,21 @@ class TensorOptions(TypedDict):
 
 
 def tilted(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
-    """(1/beta) log mean_t exp(beta h_t) over each sample's own steps."""
+    """(1/beta) log mean_t exp(beta h_t) over each sample's own steps: [N, n] -> [B, n].
+
+    extra: not used; all summaries take the same arguments.
+    """
     return log_mean_exp(rows, net.beta * h) / net.beta
 
 
 def tilted_tanh(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
-    """(1/beta) log tanh(m), m = mean_t exp(beta h_t)."""
+    """(1/beta) log tanh(m), m = mean_t exp(beta h_t) over a sample's own steps: [N, n] -> [B, n].
+
+    extra: not used; all summaries take the same arguments.
+    """
     log_m = log_mean_exp(rows, net.beta * h)
-    # log tanh(m) is log m for tiny m, and log(1 - 2 / (e^2m + 1)) for large m, where tanh(m)
+    # log tanh(m) is log m for tiny m (to the last digit below log m = -20, where m^2 / 3 is
+    # lost in rounding), and log(1 - 2 / (e^2m + 1)) for large m, where tanh(m)
     # rounds to 1. Each formula is evaluated on clamped arguments, so that the branch that is
     # not taken cannot overflow; past log m = 5.8 the result is 0 to the last digit.
     small = torch.exp(log_m.clamp(-20, 0))
@@ -88,20 +95,24 @@ def log_mean_exp(rows: Rows, y: Tensor) -> Tensor:
     lowest = y.new_full((rows.B, y.shape[1]), -math.inf)
     # The largest y_t is subtracted before exp() and added afterwards. It cancels, so it is a
     # constant for derivatives.
-    top = lowest.scatter_reduce(0, sample[:, None].expand_as(y), y.detach(), "amax")
-    total = y.new_zeros(rows.B, y.shape[1]).index_add(0, sample, torch.exp(y - top[sample]))
-    return top + torch.log(total / rows.lengths.to(y)[:, None])
+    largest = lowest.scatter_reduce(0, sample[:, None].expand_as(y), y.detach(), "amax")
+    total = y.new_zeros(rows.B, y.shape[1]).index_add(0, sample, torch.exp(y - largest[sample]))
+    return largest + torch.log(total / rows.lengths.to(y)[:, None])
 
 
 def attention(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
-    """sum_t alpha_t h_t, alpha = softmax over each sample's own steps of tanh(w_a . h_t + b_t)."""
+    """sum_t alpha_t h_t: [N, n] -> [B, n].
+
+    alpha is the softmax of tanh(w_a . h_t + b_t) over each sample's own steps. extra holds w_a and
+    the biases b_a = (b_1, b_2, ...).
+    """
     sample = rows.sample.to(h.device)
     b_a = extra["b_a"]
     step = (rows.time - 1).clamp(max=len(b_a) - 1).to(h.device)  # late steps share the last b_t
-    # The exponent is a tanh: e lies between 1/e and e, and nothing can overflow.
-    e = torch.exp(torch.tanh(h @ extra["w_a"] + b_a[step]))
-    total = e.new_zeros(rows.B).index_add(0, sample, e)
-    alpha = e / total[sample]
+    # The exponent is a tanh: it lies between -1 and 1, and nothing can overflow.
+    weight = torch.exp(torch.tanh(h @ extra["w_a"] + b_a[step]))
+    total = weight.new_zeros(rows.B).index_add(0, sample, weight)
+    alpha = weight / total[sample]
     return h.new_zeros(rows.B, h.shape[1]).index_add(0, sample, alpha[:, None] * h)
 
 
@@ -134,7 +145,10 @@ def check_dropout(p: object, what: str) -> float:
 
 
 def check_widths(deep: object) -> tuple[int, ...]:
-    """The widths of the readout's hidden layers as a tuple of positive integers."""
+    """The widths of the readout's hidden layers as a tuple; deep is one width or several.
+
+    Anything but positive integers is refused.
+    """
     widths = tuple(deep) if isinstance(deep, list | tuple) else (deep,)
     for width in widths:
         is_integer = isinstance(width, int) and not isinstance(width, bool)
@@ -179,7 +193,10 @@ class Readout(SequenceNet):
         deep: int | Sequence[int],
         make: TensorOptions,
     ) -> None:
-        """Create the parameters for an h of `width` entries; `_draw_readout` fills them."""
+        """Create the parameters for an h of `width` entries; `_draw_readout` fills them.
+
+        make: the type and the device of the parameters. Other arguments as in Network.
+        """
         choose("readout", readout, ("last", "every", *SUMMARIES))
         self.readout = "every" if readout == "every" else "last"
         self.summary = readout if readout in SUMMARIES else None
@@ -194,8 +211,8 @@ class Readout(SequenceNet):
                     "steps is the number of biases b_t of readout='attention', at least 1; "
                     f"got {steps!r}, {readout=}."
                 )
-            whole_number("steps", steps)
-        losses.output_function(output)
+            whole_number("steps", steps)  # refuses True, and numbers that are too large
+        losses.output_function(output)  # refuses an unknown output
         self.output = output
         widths = (width, *check_widths(deep))
         self.V = parameter(self.outputs, widths[-1], **make)
@@ -245,6 +262,7 @@ class Readout(SequenceNet):
             yield "a parametrised V"
 
     def _additions_to_V(self) -> Iterator[str]:
+        """The options that add weights beside V: a skip D, hidden layers."""
         if hasattr(self, "D"):
             yield "skip=True"
         if len(self.deep) > 0:
@@ -252,7 +270,7 @@ class Readout(SequenceNet):
 
     def refuse_if_not_linear(self, what: str) -> None:
         """Refuse the method `what`, which knows only V and b_o, if there is D or a hidden layer."""
-        for addition in self._additions_to_V():
+        for addition in self._additions_to_V():  # the first one, if any, is the reason
             raise Unsupported(
                 f"{what} does not support {addition}. Use BPTT or Penalised without segments."
             )
@@ -275,7 +293,8 @@ class Readout(SequenceNet):
     def readout_features(self, rows: Rows | None, h: Tensor, extra: Extra) -> Tensor:
         """What V multiplies: deep(summary(mask * h)).
 
-        h  `readout_input`: step rows if `reads_all_steps`, else one row for each sample
+        h      `readout_input`: step rows if `reads_all_steps`, else one row for each sample
+        extra  the readout's weights other than V and b_o, and its dropout mask
         """
         if DROPOUT_MASK in extra:
             h = h * extra[DROPOUT_MASK]
@@ -289,7 +308,7 @@ class Readout(SequenceNet):
         return h
 
     def output_rows(self, rows: Rows | None) -> Rows | None:
-        """The rows of the outputs if there is one for each step; None if one for each sample."""
+        """The rows of the outputs, as `affine` takes them: None if there is one for each sample."""
         return rows if self.readout == "every" else None
 
     def at_outputs(self, rows: Rows, u: Tensor) -> Tensor:
@@ -310,7 +329,8 @@ class Readout(SequenceNet):
     ) -> Tensor:
         """The pre-outputs a = V z + D u + b_o in rows, z the features of the readout's input h.
 
-        rows may be None where single steps are read: readout "every" without D.
+        rows may be None where single steps are read: readout "every" without D. u is in step rows,
+        read if there is a D; extra as in `readout_features`.
         """
         extra = extra or {}
         a = affine(self.output_rows(rows), self.readout_features(rows, h, extra), V, b_o)

@@ -45,13 +45,17 @@ def resolve_cell(
     options: Mapping[str, object],
     make: TensorOptions,
 ) -> tuple[Cell | None, StepFunction | None]:
-    """(formula, None) or (None, step function) for the argument `cell` of a network."""
+    """(formula, None) or (None, step function) for the argument `cell` of a network.
+
+    options, activation, bias  of a cell given by name; others refuse the first two
+    make                       the type and the device of a step function's parameters
+    """
     if isinstance(cell, str):
         if cell in steps.STEPS:
-            given = dict(options)
+            step_options = dict(options)
             if activation is not None:
-                given["activation"] = activation
-            return None, steps.named(cell, inputs, hidden, bias=bias, **given, **make)
+                step_options["activation"] = activation
+            return None, steps.named(cell, inputs, hidden, bias=bias, **step_options, **make)
         choose("cell", cell, (*library.CELLS, *steps.STEPS))
         return library.named(cell, activation, **options), None
     if not isinstance(cell, Cell) and not callable(cell):
@@ -148,7 +152,7 @@ class Recurrence(PicklableModule):
         engines.resolve(self._engine, self.cell, self.x0.device.type)  # refuses one that cannot run
 
     def _slots_of_step(self) -> int:
-        """The parts of a step function's state, as far as it tells."""
+        """The number of parts of a step function's state: its `slots`, 2 of an LSTMCell, or 1."""
         slots: int | None = getattr(self.step, "slots", None)
         return slots or (2 if isinstance(self.step, nn.LSTMCell) else 1)
 
@@ -164,6 +168,7 @@ class Recurrence(PicklableModule):
             self.p[name] = parameter(d, **make)
 
     def _checked_mask(self, mask: Tensor, make: TensorOptions) -> Tensor:
+        """The mask in the type and on the device of W; refused unless it has the shape of W."""
         check_dense("mask", mask)
         if self.W is None or tuple(mask.shape) != tuple(self.W.shape):
             expected = "none: this cell has no W" if self.W is None else list(self.W.shape)
@@ -171,7 +176,7 @@ class Recurrence(PicklableModule):
         return mask.to(**make)
 
     def _make_x0(self, x0: str | Tensor, make: TensorOptions) -> None:
-        """Register x0: a buffer if it is zero or given, a parameter if it is learned."""
+        """Register x0 [n]: a buffer if it is zero or given, a parameter if it is learned."""
         n = self.n
         if isinstance(x0, Tensor):
             check_dense("x0", x0)
@@ -252,6 +257,10 @@ class Recurrence(PicklableModule):
                     self.p[name].copy_(initial(self.hidden, generator))
 
     def _draw_structure(self, generator: torch.Generator | None) -> None:
+        """Draw the raw matrices of a structured W by the rule of its structure, `begin`.
+
+        A parametrisation without that rule, such as one of torch's, is drawn from +-1/sqrt(hidden).
+        """
         structure = self.get_submodule("parametrizations.W")
         assert isinstance(structure, parametrize.ParametrizationList)
         raw = list(structure.parameters(recurse=False))
@@ -279,7 +288,10 @@ class Recurrence(PicklableModule):
         return torch.cat([x[..., i * d : (i + 1) * d] for i in self.visible_slots], -1)
 
     def visible_state_transpose(self, bar: Tensor) -> Tensor:
-        """The transpose of `visible_state`: [..., visible_width] -> [..., n]."""
+        """The transpose of `visible_state`, [..., visible_width] -> [..., n]: dL/dx from dL/dh.
+
+        Slots that are not visible become zero.
+        """
         if self.slots == 1:
             return bar
         by_slot = dict(zip(self.visible_slots, bar.split(self.hidden, -1), strict=True))
@@ -297,9 +309,14 @@ class Recurrence(PicklableModule):
         rows: Rows | None = None,
         given: Tensor | None = None,
     ) -> Drive:
-        """What the inputs add to each step: base = R u + b and side, or (u,) for a step function.
+        """What the inputs add to each step: (base, side) of a formula, (u,) of a step function.
 
-        given  the data a cell is given at each step, [N, given d]; zeros for a change of the input
+        base = R_base u + b_base, side = R_side u + b_side or None.
+
+        u      [N, inputs]
+        rows   by whose chunks the products R u are formed; None: all at once
+        given  the data that some cells take at each step beside u, [N, given d]; None stands for
+               zeros, as when u is a change of the input
         """
         if input_weights is None:
             return (u,)
@@ -323,7 +340,7 @@ class Recurrence(PicklableModule):
         d = self.hidden
         assert cell is not None
         if cell.driven_entries == cell.gates and not cell.side:
-            return delta
+            return delta  # the rows of R and b are those of the gates
         assert side is not None or not cell.side_entries
         by_entry: dict[str, Tensor] = {}
         for i, gate in enumerate(cell.gates):
@@ -360,7 +377,7 @@ class Recurrence(PicklableModule):
         base, side = self.drive(u, input_weights, layout.rows, given)
         assert base is not None
         engine = engines.load(self.engine)
-        if engine is None:
+        if engine is None:  # "autograd": the formula runs as a step function
             drive = (base,) if side is None else (base, side)
             run = StepFunctionRun.run(weights.step_function(), layout.rows, drive, x0)
             return run, drive, input_weights

@@ -141,6 +141,7 @@ class Reservoir(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Tensor], prefix: str, *rest: object
     ) -> None:
+        """Load as torch does, after A and support have been given the shapes that were saved."""
         for name in ("A", "support"):  # their length is that of the fit that was saved
             value = state_dict.get(prefix + name)
             if value is not None:
@@ -155,7 +156,10 @@ class Reservoir(nn.Module):
         return run
 
     def features(self, x: Tensor, support: Tensor | None = None) -> Tensor:
-        """phi(x); for a kernel, k(x, s) for each row s of the support."""
+        """phi(x), [..., hidden] -> [..., features]; of a kernel, k(x, s) for each row s of support.
+
+        support  default: the states of the last fit
+        """
         if self.expansion not in KERNELS:
             return EXPANSIONS[self.expansion](x)
         if support is None:
@@ -172,6 +176,7 @@ class Reservoir(nn.Module):
         if self.expansion == "linear":
             y: Tensor = nn.functional.linear(x, self.network.V, self.network.b_o)
             return y
+        # A and c are kept in double precision, in which they were solved.
         return (self.features(x.to(self.A.dtype)) @ self.A + self.c).to(x.dtype)
 
     def forget(self) -> Reservoir:
@@ -209,7 +214,10 @@ class Reservoir(nn.Module):
 
     @torch.no_grad()
     def solve(self, ridge: float | None = None) -> Reservoir:
-        """Solve the readout from the accumulated batches; another ridge needs no other sweep."""
+        """Solve the readout from the accumulated batches.
+
+        ridge  replaces the reservoir's own from now on; the batches need not be swept again
+        """
         self.ridge = real("ridge", self.ridge if ridge is None else ridge, 0)
         if self._triangle is None and not self._kept:
             raise InputError(
@@ -230,7 +238,10 @@ class Reservoir(nn.Module):
         return self
 
     def _kernel_ridge(self) -> tuple[Tensor, Tensor]:
-        """(A, c): A = (K + r I)^{-1} (Y - mean), c = mean."""
+        """(A, c) of y = A' k(x) + c: A = (K + r I)^{-1} (Y - mean), c = mean of the targets Y.
+
+        K holds k(x, s) of all accumulated states, which become the support; r is `ridge`.
+        """
         X = torch.cat([states for states, _ in self._kept])
         Y = torch.cat([targets for _, targets in self._kept])
         K = self.features(X, X)
@@ -280,7 +291,7 @@ class Reservoir(nn.Module):
     def predict(
         self, u: Sequences, lengths: Lengths | None = None, x0: Tensor | None = None
     ) -> Tensor:
-        """The prediction at every step [T, B, outputs], or for each sequence [B, outputs]."""
+        """The prediction at every step [T, B, outputs], zero in padding, or of each sequence."""
         run = self.forward(u, lengths, x0)
         if self.network.readout == "last":
             return self.read(run.state)
@@ -290,7 +301,7 @@ class Reservoir(nn.Module):
     def classify(
         self, u: Sequences, lengths: Lengths | None = None, x0: Tensor | None = None
     ) -> Tensor:
-        """The class with the largest output, [T, B] or [B]."""
+        """The class with the largest output: [T, B] at every step, or [B] (readout "last")."""
         return self.predict(u, lengths, x0).argmax(-1)
 
     @torch.no_grad()
@@ -303,6 +314,7 @@ class Reservoir(nn.Module):
     ) -> float:
         """The share of correct classes, or R^2 = 1 - |y_hat - y|^2 / |y - mean|^2 of numbers.
 
+        Steps that are washed out do not count; with x0 the sequences continue, and all steps do.
         The normalised root mean square error is sqrt(1 - R^2).
         """
         x, y = self._examples(self.forward(u, lengths, x0), y, x0 is not None)
@@ -357,13 +369,13 @@ class Reservoir(nn.Module):
         run = self.forward(u, lengths, x0)
         rows = run.layout.rows
         y = tensor_of("the target y", y)
-        if loss == "squared" and not y.is_floating_point():
+        if loss == "squared" and not y.is_floating_point():  # classes, fitted as one-hot vectors
             y = self._values(y).to(net.V)
         mask = None
         if net.readout == "every" and self.washout and x0 is None:
             counts = torch.arange(rows.T, device=net.V.device) >= self.washout
             mask = counts[:, None].expand(rows.T, rows.B).to(net.V)
-        if self.expansion == "linear" and self.fitted:
+        if self.expansion == "linear" and self.fitted:  # V and b_o are the network's own
             return run.costates(loss, y, mask=mask)
         if not run.run.x.requires_grad:
             # No weight is trained, so there is no graph yet. One that begins at x0 makes the
@@ -377,13 +389,17 @@ class Reservoir(nn.Module):
         return run.costates(values)
 
     def _values(self, y: Tensor) -> Tensor:
-        """Targets as numbers, [N, outputs]; classes as one-hot vectors."""
+        """Targets as numbers, [..., outputs]; class numbers [...] become one-hot vectors."""
         return y if y.is_floating_point() else one_hot(y, self.network.outputs)
 
     def _examples(self, run: Trajectory, y: ArrayLike, continued: bool) -> tuple[Tensor, Tensor]:
-        """The states and targets that count, in rows. continued: no steps are washed out."""
+        """The states and targets that count, one row for each step, or each sample if "last".
+
+        continued  the run continues earlier sequences, so no steps are washed out
+        """
         every = self.network.readout == "every"
         y = tensor_of("the target y", y, run.x)
+        # The axes that y begins with, [T, B] or [B]; run.mask is [T + 1, B], with x_0.
         if every:
             lead = [*run.mask[1:].shape]
         else:

@@ -26,13 +26,15 @@ def draw_reservoir(
     bias_scale: float,
     seed: int,
 ) -> None:
-    """Draw W, R and b of a network and freeze them; its readout becomes zero.
+    """Draw W, R and b of a leaky network and freeze them and its leak; its readout becomes zero.
 
-    They are drawn in double precision on the CPU: a seed determines them for every type and device.
+    links counts the incoming connections of a unit; other arguments as in Reservoir. All are
+    drawn in double precision on the CPU: a seed determines them for every type and device.
     """
     generator = torch.Generator().manual_seed(seed)
 
     def draw_uniform(name: str, scale: float) -> Tensor:
+        """Values uniform on +-scale in the shape of a parameter."""
         shape = net.get_parameter(name).shape
         return scale * (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1)
 
@@ -53,7 +55,10 @@ def draw_reservoir(
 
 
 def draw_links(hidden: int, links: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(sources, weights): each unit receives `links` others (or itself), weights uniform on +-1."""
+    """(sources, weights), [hidden, links] each: the units that each unit reads, and how strongly.
+
+    Sources are different units in a row, perhaps the unit itself; weights are uniform on +-1.
+    """
     rows = [torch.randperm(hidden, generator=generator)[:links] for _ in range(hidden)]
     weights = 2 * torch.rand(hidden, links, generator=generator, dtype=torch.float64) - 1
     return torch.stack(rows), weights
@@ -66,7 +71,7 @@ def sparse_radius(sources: Tensor, weights: Tensor) -> float:
     values = weights.numpy()
     if d > MAX_DENSE:
         radius = krylov_radius(lambda x: (values * x[columns]).sum(1), d)
-        if radius is not None:
+        if radius is not None:  # otherwise it did not converge
             return radius
     W = np.zeros((d, d))
     np.put_along_axis(W, columns, values, 1)
@@ -81,20 +86,25 @@ def krylov_radius(
     None if it did not converge. Arnoldi's recurrence A Q_m = Q_m H + q h' is restarted from the
     invariant subspace of H with the `keep` largest eigenvalues: Stewart, A Krylov-Schur algorithm
     for large eigenproblems, SIAM J. Matrix Anal. 23 (2001).
+
+    size  the number of basis vectors before a restart
+    keep  those that survive it: many, for the eigenvalues of a random matrix crowd at the edge
     """
     Q = np.zeros((size + 1, d))  # the basis, one vector in each row
     H = np.zeros((size + 1, size))  # its last row is h
     begin = 0
     Q[0] = np.random.default_rng(0).standard_normal(d)
     Q[0] /= np.linalg.norm(Q[0])
-    for _ in range(200):
+    for _ in range(200):  # restarts, after which we give up
         if not _extend_basis(times, Q, H, begin):
             return None  # an invariant subspace, which need not contain the largest eigenvalue
         values, vectors = np.linalg.eig(H[:size])
         order = np.argsort(-np.abs(values))
-        top = order[0]
-        if abs(H[size] @ vectors[:, top]) <= 1e-12 * abs(values[top]):
-            return float(abs(values[top]))
+        largest = order[0]
+        # |A v - value v| of the unit vector v = Q' vectors[:, i] is |h . vectors[:, i]|.
+        if abs(H[size] @ vectors[:, largest]) <= 1e-12 * abs(values[largest]):
+            return float(abs(values[largest]))
+        # A real basis of the subspace that is kept. imag >= 0: one of each conjugate pair.
         kept: list[np.ndarray] = []
         for i in order[values[order].imag >= 0]:
             kept.append(vectors[:, i].real)
@@ -103,6 +113,7 @@ def krylov_radius(
             if len(kept) >= keep:
                 break
         begin = len(kept)
+        # In its orthonormal basis P: Q <- P' Q, followed by q; H <- P' H P; h <- P' h.
         P = np.linalg.qr(np.stack(kept, 1))[0]
         Q[: begin + 1] = np.concatenate([P.T @ Q[:size], Q[size:]])
         head = P.T @ H[:size] @ P
@@ -116,13 +127,17 @@ def krylov_radius(
 def _extend_basis(
     times: Callable[[np.ndarray], np.ndarray], Q: np.ndarray, H: np.ndarray, begin: int
 ) -> bool:
-    """Arnoldi's steps from vector `begin` on; False if the basis spans an invariant subspace."""
+    """Arnoldi's steps: fill the rows of Q after `begin` and the columns of H from `begin` on.
+
+    Each new vector is A q_m (`times`) minus its parts along q_0..q_m, which are column m of H.
+    False if nothing but rounding is left of one: the basis then spans an invariant subspace.
+    """
     for m in range(begin, H.shape[1]):
         q = times(Q[m])
         for _ in range(2):  # after one pass of Gram-Schmidt, q is not orthogonal enough
-            c = Q[: m + 1] @ q
-            q -= c @ Q[: m + 1]
-            H[: m + 1, m] += c
+            along_basis = Q[: m + 1] @ q
+            q -= along_basis @ Q[: m + 1]
+            H[: m + 1, m] += along_basis
         H[m + 1, m] = np.linalg.norm(q)
         if H[m + 1, m] <= 1e-13 * np.abs(H).max():
             return False

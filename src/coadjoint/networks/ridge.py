@@ -22,9 +22,12 @@ ROWS_AT_ONCE = 4096  # rows added to a triangle in one QR decomposition
 
 
 def update_triangle(triangle: Tensor | None, rows: Tensor) -> Tensor:
-    """The triangle of all rows so far, from that of the earlier ones; None if there are none."""
+    """The triangle R of the QR decomposition of all rows so far, a square matrix.
+
+    triangle  that of the earlier rows; None if there are none
+    """
     for part in rows.split(ROWS_AT_ONCE):
-        if triangle is None:
+        if triangle is None:  # zeros change nothing, but R is square even with only a few rows
             before = part.new_zeros(part.shape[1], part.shape[1])
         else:
             before = triangle.to(part)
@@ -36,22 +39,25 @@ def update_triangle(triangle: Tensor | None, rows: Tensor) -> Tensor:
 def solve_triangle(
     triangle: Tensor, outputs: int, alpha: float, constant: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """(A, c) of y = A' h + c from the triangle of rows (1, h, y), or (h, y) without a constant.
+    """(A, c) of y = A' h + c, from the triangle of rows (1, h, y), or (h, y) without a constant.
 
-    Below its first row, the triangle of (1, h, y) is that of features and targets minus their
-    means, so the constant drops out of the problem for A.
+    They minimise sum |y - A' h - c|^2 + alpha |A|^2: with the singular values s of the features,
+    A = right' diag(s / (s^2 + alpha)) left' targets. Below its first row, the triangle of (1, h, y)
+    is that of features and targets minus their means, so the constant drops out of the problem
+    for A. The first row is (1, mean h, mean y) times a number, and c = mean y - A' mean h.
     """
     features_end = triangle.shape[1] - outputs
     first = 1 if constant else 0
     left, s, right = torch.linalg.svd(triangle[first:features_end, first:features_end])
-    # Singular values that rounding made count as zero, with the pseudoinverse 0.
+    # Singular values that rounding made count as zero, with the pseudoinverse 0. The bound is
+    # the usual one for the rank of a matrix: its size times eps times the largest.
     s = torch.where(s > features_end * torch.finfo(s.dtype).eps * s[0], s, 0)
     inverse = torch.where(s > 0, s / torch.where(s > 0, s * s + alpha, 1), 0)
     A = right.T @ (inverse[:, None] * (left.T @ triangle[first:features_end, features_end:]))
     if not constant:
         return A, A.new_zeros(outputs)
-    mean_rest = triangle[0, features_end:] - triangle[0, 1:features_end] @ A
-    return A, mean_rest / triangle[0, 0]
+    scaled_c = triangle[0, features_end:] - triangle[0, 1:features_end] @ A
+    return A, scaled_c / triangle[0, 0]
 
 
 def one_hot(y: Tensor, outputs: int) -> Tensor:
@@ -92,7 +98,7 @@ class Ridge:
 
     @torch.no_grad()
     def add(self, batch: Batch) -> Ridge:
-        """Add the examples of a batch."""
+        """Add the examples of a batch: update `state` by its rows (1, h, y) times sqrt(w_i)."""
         net = self.net
         check_kind("the batch", batch, Batch, "a co.Batch(u, y)")
         if batch.y is None:
@@ -106,7 +112,9 @@ class Ridge:
         judge = Judge.of(net, layout, "squared", batch.y, batch.mask, batch.reduce, features)
         assert judge.y is not None
         sample = judge.samples_of_rows(features.device)
-        sample_weight = layout.sort(batch.weights(features[None, : layout.rows.B]))
+        like_samples = features[None, : layout.rows.B]  # batch.weights takes samples on axis 1
+        sample_weight = layout.sort(batch.weights(like_samples))
+        # reduce="mean" divides a sample's weight by the sum of its mask, or its number of steps.
         weight = judge.apply_reduction(sample_weight)[sample]
         if judge.weight is not None:
             weight = weight * judge.select_counted(judge.weight)
@@ -147,7 +155,10 @@ class Ridge:
         return self
 
     def targets(self, y: Tensor) -> Tensor:
-        """The targets of rows as numbers, [rows, outputs]."""
+        """The targets of rows as numbers, [rows, outputs].
+
+        Classes become one-hot vectors; with output "sigmoid", 0 and 1 become -1 and 1.
+        """
         net = self.net
         n = net.outputs
         is_class = y.dim() == 1 and not y.is_floating_point()

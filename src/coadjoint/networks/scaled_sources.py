@@ -20,7 +20,7 @@ ScaledSource = tuple[Tensor, Tensor | None]  # s and its unit (s 2^unit) by rows
 
 
 def steps_to_states(rows: Rows, unit: Tensor) -> Tensor:
-    """The units of steps [N] as units of states [B + N]: x_0 has that of the first step."""
+    """The units of step rows [N] as units of state rows [B + N]: x_0 has that of the first step."""
     return torch.cat([unit[: rows.B], unit])
 
 
@@ -29,7 +29,7 @@ def costate_from_sources(
 ) -> CostateRows | None:
     """The costate of a run from its sources; None if there are none.
 
-    sources  gradients by the states, [B + N, n] each
+    sources  gradients s 2^unit by the states, s [B + N, n] each; unit None: at true scale
     s_last   the gradient by each sample's last state, [B, n], at true scale
     """
     if all(unit is None for _, unit in sources):
@@ -41,13 +41,13 @@ def costate_from_sources(
     safe = SAFE_EXPONENT[run.x.dtype]
 
     def sweep_in_units(size: Tensor) -> tuple[Tensor, CostateRows]:
-        """(unit, costate) of a sweep in units of 2^size or a little more."""
+        """(unit, costate) of a sweep in units of 2^size [B + N], or larger where it must be."""
         unit = units_of_bounded_fall(rows, size, safe)
         total: Tensor | None = None
-        for s, own_unit, own_exponent in zip(values, units, exponents, strict=True):
-            shift = own_unit - unit
+        for s, source_unit, source_exponent in zip(values, units, exponents, strict=True):
+            shift = source_unit - unit
             # Zeros stay zeros in any unit; scaled by a huge power they would become NaN.
-            is_zero = (own_exponent == NO_EXPONENT) & (shift > safe)
+            is_zero = (source_exponent == NO_EXPONENT) & (shift > safe)
             scaled = scale(s, torch.where(is_zero, NO_EXPONENT, shift)[:, None])
             total = scaled if total is None else torch.add(total, scaled)
         last = None if s_last is None else scale(s_last, -rows.last(unit)[:, None])
@@ -56,10 +56,11 @@ def costate_from_sources(
     unit, costate = sweep_in_units(_largest_size(rows, units, exponents, s_last))
     # The units were chosen by the sources. The costate may turn out much larger or smaller, if
     # this layer forgets more slowly than those above it. Then its own size makes better units.
-    e = exponent(costate.mantissa.detach())
-    drift = torch.where(e == NO_EXPONENT, 0, costate.exponent - unit)
+    of_mantissa = exponent(costate.mantissa.detach())
+    is_zero = of_mantissa == NO_EXPONENT
+    drift = torch.where(is_zero, 0, costate.exponent - unit)
     if drift.abs().max() > safe:
-        size = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + costate.exponent)
+        size = torch.where(is_zero, NO_EXPONENT, of_mantissa + costate.exponent)
         _, costate = sweep_in_units(size)
     return costate
 
@@ -67,9 +68,13 @@ def costate_from_sources(
 def _costate_at_true_scale(
     run: SweepRun, sources: list[ScaledSource], s_last: Tensor | None
 ) -> CostateRows | None:
-    """The costate of the top layer, whose one source is the gradient of the loss itself."""
+    """The costate of the top layer, whose one source is the gradient of the loss itself.
+
+    None if it has neither that source nor s_last.
+    """
     if sources:
         s = sources[0][0]
+        # The loss reads the states where its gradient is not zero.
         return run.costate(s, s_last, exponent(s.detach()) != NO_EXPONENT)
     if s_last is None:
         return None
@@ -79,27 +84,35 @@ def _costate_at_true_scale(
 def _largest_size(
     rows: Rows, units: list[Tensor], exponents: list[Tensor], s_last: Tensor | None
 ) -> Tensor:
-    """The exponent of the largest source of each state, [B + N]; NO_EXPONENT where all are zero."""
+    """The exponent of the largest source of each state, [B + N]; NO_EXPONENT where all are zero.
+
+    units, exponents  of each source s 2^unit: the unit, and the exponent of max |s|, [B + N]
+    s_last            the source at each sample's last state, [B, n], or None
+    """
     sizes: list[Tensor] = []
-    for unit, e in zip(units, exponents, strict=True):
-        sizes.append(torch.where(e == NO_EXPONENT, NO_EXPONENT, e + unit))
+    for unit, own_exponent in zip(units, exponents, strict=True):
+        is_zero = own_exponent == NO_EXPONENT
+        sizes.append(torch.where(is_zero, NO_EXPONENT, own_exponent + unit))
     size = functools.reduce(torch.maximum, sizes)
     if s_last is None:
         return size
+    # At the last states, the larger one of `size` and the exponent of s_last.
     at_last = rows.last(size)
     excess = torch.maximum(at_last, exponent(s_last.detach())) - at_last
     return size + rows.last_transposed(excess[:, None])[:, 0]
 
 
 def units_of_bounded_fall(rows: Rows, unit: Tensor, fall: int) -> Tensor:
-    """Units at least as large that fall by at most `fall` from each state to the one before it.
+    """Units [B + N] at least as large as `unit`, falling at most by `fall` to the state before.
 
     The factors 2^(difference) between neighbouring states then stay in range. A state without a
-    unit (NO_EXPONENT) takes that of the state after it.
+    unit (NO_EXPONENT) takes that of the state after it, or 0 if no later state has one.
     """
     dense = Layout(rows, None).padded_states(unit, NO_EXPONENT)
-    # With a ramp added, "falls by at most `fall`" means "does not fall": a running maximum.
+    # Backwards in time, as an adjoint runs. With a ramp added, "falls by at most `fall`" means
+    # "does not fall": a running maximum.
     ramp = torch.where(dense == NO_EXPONENT, 0, fall).flip(0).cumsum(0)
     bounded = (dense.flip(0) + ramp).cummax(0).values - ramp
+    # Real units are small integers; NO_EXPONENT is so low that anything near it is no unit.
     known = torch.where(bounded > NO_EXPONENT // 2, bounded, 0).flip(0)
     return rows.flatten_states(known).to(unit.dtype)

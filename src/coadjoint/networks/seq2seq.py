@@ -115,7 +115,7 @@ class EncoderDecoder(SequenceNet):
                 "outputs is the number of tokens, including the end token, so at least 2; got "
                 f"{brief(outputs)}."
             )
-        check_positive(outputs=outputs)
+        check_positive(outputs=outputs)  # refuses a number that is too large
         encoder_cells = _encoder_cells(cell, layers)
         decoder_cell = encoder_cells[-1] if decoder is None else decoder
         if decoder is None and isinstance(decoder_cell, nn.Module):
@@ -237,7 +237,8 @@ class EncoderDecoder(SequenceNet):
     def encoder_output(self, layout: Layout, h: Tensor, order: Layout | None) -> EncoderOutput:
         """What the decoder reads of the encoder's outputs h [N, E].
 
-        order  the layout of the decoder's rows, by which samples are sorted; None: user's order
+        layout  that of h
+        order   the layout of the decoder's rows, by which samples are sorted; None: user's order
         """
         rows = layout.rows
         forward_width = h.shape[1] // (1 + self.encoder.bidirectional)
@@ -260,18 +261,26 @@ class EncoderDecoder(SequenceNet):
         return torch.tanh(self.S(encoded.end))
 
     def attend(self, s: Tensor, encoded: EncoderOutput) -> tuple[Tensor, Tensor]:
-        """The context c_t [m, E] and the attention alpha_t [m, T] from s_{t-1}."""
+        """The context c_t [m, E] and the attention alpha_t [m, T] from s_{t-1} [m, n].
+
+        c_t = sum_j alpha_tj h_j,
+        alpha_t = softmax over j of v_a . tanh(W_a s_{t-1} + U_a h_j + b_a).
+        Without attention, c_t is `encoded.end`, and alpha_t has no columns.
+        """
         if encoded.h is None:
             return encoded.end, s.new_zeros(len(s), 0)
         query = self.W_a(self.decoder.visible_state(s))[:, None]
-        e = self.v_a(torch.tanh(encoded.keys + query))[..., 0]
+        energy = self.v_a(torch.tanh(encoded.keys + query))[..., 0]
         if encoded.padding is not None:
-            e = e + encoded.padding
-        alpha = torch.softmax(e, 1)
+            energy = energy + encoded.padding
+        alpha = torch.softmax(energy, 1)
         return (alpha[:, None] @ encoded.h)[:, 0], alpha
 
     def make_step(self) -> AttentionStep:
-        """One step of the decoder as a function; effective weights are computed only once."""
+        """One step of the decoder: (E y_{t-1}, s_{t-1}, encoder output) -> s_t, c_t, alpha_t.
+
+        The decoder's effective weights are computed here, once for all steps.
+        """
         net = self.decoder
         advance: Callable[..., Tensor] = net.call_step
         input_weights = None
@@ -280,9 +289,10 @@ class EncoderDecoder(SequenceNet):
             advance = weights.step_function()
             input_weights = weights.input_weights
 
-        def step(e: Tensor, s: Tensor, encoded: EncoderOutput) -> tuple[Tensor, Tensor, Tensor]:
+        def step(token: Tensor, s: Tensor, encoded: EncoderOutput) -> tuple[Tensor, Tensor, Tensor]:
+            """s_t, c_t and alpha_t; token is the embedding E y_{t-1}."""
             c, alpha = self.attend(s, encoded)
-            drive = net.drive(torch.cat([e, c], 1), input_weights)
+            drive = net.drive(torch.cat([token, c], 1), input_weights)
             return advance(*(part for part in drive if part is not None), s), c, alpha
 
         return step
@@ -290,14 +300,20 @@ class EncoderDecoder(SequenceNet):
     def teacher_forced_sweep(
         self, layout: Layout, y: Tensor, encoded: EncoderOutput
     ) -> DecoderSweep:
-        """The decoder's run along the targets y [U, B], of which step t reads y_{t-1}."""
+        """The decoder's run along the targets y [U, B], of which step t reads y_{t-1}.
+
+        layout   that of the targets
+        encoded  the encoder's output, with samples in the order of the layout's rows
+        """
         step = self.make_step()
         n = self.decoder.n
-        beginning = torch.full_like(y[:1], self.outputs - 1)
+        beginning = torch.full_like(y[:1], self.outputs - 1)  # y_0 is written as the end token
         previous = layout.flat(torch.cat([beginning, y[:-1]]))
 
-        def state_and_context(e: Tensor, x: Tensor) -> Tensor:
-            s, c, _ = step(e, x[:, :n], encoded.select(slice(len(x))))
+        def state_and_context(token: Tensor, x: Tensor) -> Tensor:
+            """(E y_{t-1}, (s_{t-1}, c_{t-1})) -> (s_t, c_t) of the samples that still run."""
+            # Rows are sorted by length: the samples that still run are the first ones.
+            s, c, _ = step(token, x[:, :n], encoded.select(slice(len(x))))
             return torch.cat([s, c], 1)
 
         x0 = pad(self.first_state(encoded), (0, encoded.end.shape[1]))
@@ -305,7 +321,10 @@ class EncoderDecoder(SequenceNet):
         return DecoderSweep(run, n)
 
     def pre_outputs(self, s: Tensor, c: Tensor, rows: Rows | None = None) -> Tensor:
-        """The pre-outputs a = V s + C c + b_o; rows: those of s and c, if they are step rows."""
+        """The pre-outputs a = V s + C c + b_o, V s with hidden layers in between if `deep`.
+
+        rows  those of s and c if they are step rows; None if they belong to a single step
+        """
         net = self.decoder
         h = net.visible_state(s)
         by_context: Tensor = self.C(c)
@@ -330,14 +349,15 @@ class EncoderDecoder(SequenceNet):
                 "samples."
             )
         y = y.long()
+        # A sample is right if it holds tokens before `length`, the end there, and -1 after it.
         position = torch.arange(len(y), device=device)[:, None]
         length = (y == end).long().cumsum(0).eq(0).sum(0)  # tokens before the first end
         is_token = (y >= 0) & (y < end)
         is_end_or_padding = torch.where(position == length, y == end, y == -1)
         is_right = torch.where(position < length, is_token, is_end_or_padding).all(0)
-        is_right = is_right & (length < len(y))
+        is_right = is_right & (length < len(y))  # otherwise it has no end
         if not is_right.all():
-            j = int((~is_right).nonzero()[0, 0])
+            j = int((~is_right).nonzero()[0, 0])  # the first wrong one
             raise InputError(
                 f"sample {j} of y is {y[:, j].tolist()}; expected its tokens, each in "
                 f"0..{end - 1}, then the end, {end}, then -1."
@@ -347,7 +367,7 @@ class EncoderDecoder(SequenceNet):
 
 
 def _encoder_cells(cell: CellLike | Sequence[CellLike], layers: int) -> list[CellLike]:
-    """The cell of each layer of the encoder."""
+    """The cell of each layer of the encoder: one cell `layers` times, or a list as it is."""
     if layers > MAX_LAYERS:
         raise InputError(f"layers must be at most {MAX_LAYERS:,}; got {layers:,}.")
     if not isinstance(cell, list | tuple):
@@ -366,4 +386,5 @@ def _options_of(cells: Sequence[CellLike], options: dict[str, object]) -> dict[s
 
 
 def _sort(order: Layout | None, y: Tensor) -> Tensor:
+    """The samples y [B, ...] in the order of a layout's rows; None: as they are."""
     return y if order is None else order.sort(y)

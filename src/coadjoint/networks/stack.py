@@ -93,15 +93,17 @@ class StackRun(RunOutputs):
     @functools.cached_property
     def layers(self) -> list[dict[str, RecurrenceRun]]:
         """The states of each layer by direction: layers[0]["forward"].x."""
-        found: list[dict[str, RecurrenceRun]] = []
+        layers: list[dict[str, RecurrenceRun]] = []
         for index, layer in enumerate(self.recorded_layers):
             by_direction: dict[str, RecurrenceRun] = {}
-            for each in layer.directions:
-                direction = DIRECTIONS[each.reverse]
+            for direction_run in layer.directions:
+                direction = DIRECTIONS[direction_run.reverse]
                 place: Place = ("", 0, index, direction)
-                by_direction[direction] = LayerRun(self.layout, each.run, each.hidden, *place)
-            found.append(by_direction)
-        return found
+                by_direction[direction] = LayerRun(
+                    self.layout, direction_run.run, direction_run.hidden, *place
+                )
+            layers.append(by_direction)
+        return layers
 
     @property
     def states(self) -> Tensor:
@@ -111,7 +113,10 @@ class StackRun(RunOutputs):
     @functools.cached_property
     def state(self) -> Tensor:
         """The last states of all layers side by side, [B, n]."""
-        last = [each.run.last for layer in self.recorded_layers for each in layer.directions]
+        last: list[Tensor] = []
+        for layer in self.recorded_layers:
+            for direction_run in layer.directions:
+                last.append(direction_run.run.last)
         return self.layout.unsort(torch.cat(last, 1))
 
     def costates(
@@ -124,7 +129,8 @@ class StackRun(RunOutputs):
     ) -> Recorded:
         """lam_t = dL/dx_t of each sample's own loss, for every layer and direction.
 
-        Arguments as in `loss`. They are differentiable, for penalties.
+        Arguments as in `loss`. The costates are differentiable if gradients are enabled, for
+        penalties.
         """
         refuse_transforms()
         create_graph = torch.is_grad_enabled()
@@ -141,6 +147,7 @@ class StackRun(RunOutputs):
                 "the loss does not depend on the states of this run but on other tensors. Compute "
                 "it from this run's y_hat or a."
             )
+        # g is the gradient by y^L at all steps, or by y^L at the end, as the readout reads it.
         by_steps = None
         by_end = None
         if self.network.reads_all_steps:
@@ -258,6 +265,7 @@ class Stack(Readout):
     def recurrences(self) -> Iterator[tuple[str, Recurrence]]:
         """The recurrent layers, each with its place in words: ", layer 0, reverse"."""
         for index, directions in enumerate(self.layers.by_layer):
+            # There is one direction, or a second one, the reverse.
             for recurrence, suffix in zip(directions, ("", ", reverse"), strict=False):
                 yield f", layer {index}{suffix}", recurrence
 

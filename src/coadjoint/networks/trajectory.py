@@ -38,7 +38,10 @@ class LossSources(NamedTuple):
 
 
 def leaf_copy(h: Tensor) -> Tensor:
-    """The values of h as a new leaf, at which a graph can begin."""
+    """The values of h as a new leaf, at which a graph can begin.
+
+    Under forward-mode differentiation it keeps the tangent of h.
+    """
     if forward_mode_is_on():
         return h + torch.zeros_like(h).requires_grad_()  # detach() would drop the tangent
     return h.detach().requires_grad_()
@@ -106,9 +109,9 @@ class Trajectory(RecurrenceRun, RunOutputs):
     ) -> Costates:
         """lam_t = dL/dx_t of each sample's own loss; arguments as in `loss`.
 
-        They are differentiable, for penalties.
+        The costates are differentiable, for penalties, if gradients or tangents are being taken.
         """
-        is_given = isinstance(loss, Tensor)
+        is_given = isinstance(loss, Tensor)  # values [B], not a function of y_hat
         under_torch_func = innermost_transform() is not None
         has_graph = self.run.x.requires_grad or self.a_rows.requires_grad
         differentiable = (
@@ -120,18 +123,23 @@ class Trajectory(RecurrenceRun, RunOutputs):
         else:
             reuse_graph = is_given or (differentiable and self.run.x.requires_grad)
             sources = self._sources_by_autograd(loss_of, reuse_graph, differentiable)
-        declared = None
+        # A loss given as values may read any state; any other reads those of steps that count.
+        states_with_loss = None
         if self.network.readout == "every" and sources.s is not None and not is_given:
-            declared = self._states_with_loss(mask, sources.s)
+            states_with_loss = self._states_with_loss(mask, sources.s)
         with torch.set_grad_enabled(differentiable):
-            found = self.run.costate(sources.s, sources.s_last, declared)
+            costate = self.run.costate(sources.s, sources.s_last, states_with_loss)
         value = sources.loss if differentiable else sources.loss.detach()
-        return Costates(self, found.mantissa, found.exponent, value)
+        return Costates(self, costate.mantissa, costate.exponent, value)
 
     def _sources_by_func(self, loss_of: Callable[[Tensor], Tensor]) -> LossSources:
-        """The sources inside a transform of torch.func, which does not allow leaves of our own."""
+        """The sources inside a transform of torch.func, which does not allow leaves of our own.
+
+        loss_of: pre-outputs in rows -> the loss of each sample, [B].
+        """
 
         def loss_of_states(h: Tensor) -> Tensor:
+            # The readout reads either all states or the last ones; h is in both places.
             return loss_of(self.read_states(h, h))
 
         if self.network.reads_all_steps:
@@ -145,6 +153,7 @@ class Trajectory(RecurrenceRun, RunOutputs):
     ) -> LossSources:
         """The sources by torch.autograd.
 
+        loss_of         pre-outputs in rows -> the loss of each sample, [B]
         reuse_graph     differentiate through the graph of this run; otherwise the readout is
                         evaluated again from copies of the states, at which its graph begins
         differentiable  record the derivative, so that it can be differentiated again
@@ -175,7 +184,10 @@ class Trajectory(RecurrenceRun, RunOutputs):
         return LossSources(value, s, s_last)
 
     def _states_with_loss(self, mask: Tensor | None, like: Tensor) -> Tensor:
-        """[B + N], true for the states that the loss reads: those of steps that count, not x_0."""
+        """[B + N], true for the states that the loss reads: those of steps that count, not x_0.
+
+        mask [T, B] is zero at the steps that do not count; None: all do. like: of the device.
+        """
         rows = self.layout.rows
         counts = torch.ones(rows.N, dtype=torch.bool, device=like.device)
         if mask is not None:
@@ -202,10 +214,11 @@ class Trajectory(RecurrenceRun, RunOutputs):
         dx = self.run.push(*change_of_drive)
 
         def features(x: Tensor) -> Tensor:
+            """What V multiplies, from all states x [B + N, n]."""
             h = net.readout_input(rows, x, rows.last(x))
             return net.readout_features(rows, h, self.extra)
 
-        if net.is_linear:
+        if net.is_linear:  # then features(x + dx) = features(x) + features(dx)
             dz = features(dx)
         else:
             dz = torch.func.jvp(features, (self.run.x,), (dx,))[1]
