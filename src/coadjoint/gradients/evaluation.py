@@ -131,7 +131,7 @@ class Evaluation:
         return math.sqrt(sum(float(g.double().square().sum()) for g in self.gradient.values()))
 
     def write_grad(self, net: Net) -> None:
-        """Set `grad` of each parameter of `net`, for a torch optimiser; None where it has none."""
+        """Set `grad` of each parameter for a torch optimiser; None for those without a gradient."""
         check_kind("the network", net, nn.Module, "a module")
         parameters = dict(net.named_parameters())
         unknown = set(self.gradient) - set(parameters)

@@ -272,7 +272,7 @@ class Influence:
         d = self.net.hidden
         diagonals = {}
         for name, shape in zip(self.names, self.shapes, strict=True):
-            if name != "x0":  # which no step but the first depends on directly
+            if name != "x0":  # f_theta is zero for x0, which no step reads itself
                 view = views[name]
                 # [B, s, unit of x, rows / d, unit of the parameter, inputs]
                 by_unit = view.view(len(view), s, d, shape[0] // d, d, -1)

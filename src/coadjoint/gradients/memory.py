@@ -125,7 +125,8 @@ def predict(net: Network, T: int, B: int, method: Method) -> int:
         sums = weights * (8 + 2 * item)  # 8 bytes each as a sum in float64, and twice as a gradient
         peak: float = store + swept * entries + sums
     else:
-        # Terms of the costates' own derivatives are summed apart: two sums in float64.
+        # Two sums in float64, as terms of the costates' own derivatives are summed apart, and three
+        # times as a gradient.
         sums = weights * (16 + 3 * item)
         second_adjoint = swept * width["second"] + sums
         if method.segments is None:
@@ -162,7 +163,8 @@ def row_widths(net: Network) -> dict[str, int]:
     source = 0  # arrays of the loss's derivative at every step
     turned = 0  # the same with its second derivative
     if net.readout == "every":
-        # In and after the loss: V' dL/da, h, and some arrays as wide as the outputs.
+        # V' dL/da, h, and 6 arrays as wide as the outputs around the loss; with the second
+        # derivative twice as many of these.
         source = n + d + 6 * net.outputs
         turned = 2 * n + d + 12 * net.outputs
     # The sources of the second adjoint: by a, v, x and p, where they are not zero.

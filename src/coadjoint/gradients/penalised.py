@@ -176,7 +176,7 @@ class Penalised(Method):
         decays: list[Tensor | None] = []  # one entry, made by `check`
 
         def check(G: object, lam: RunCostates, name: str) -> Tensor:
-            """Call check_penalty, and use this moment, when the costates' norms are at hand."""
+            """Measure the decays, while the costates' norms are at hand, and check the penalty."""
             decays.append(self._measure_decay(lam))
             return check_penalty(G, lam, name)
 
@@ -279,7 +279,7 @@ class Penalised(Method):
     def _update_steered_weight(self) -> None:
         """At a new step, set a Steered weight by the mean decay of the last step.
 
-        If the user has set `step` back, the weight starts over.
+        If `step` was set back since then, the weight starts over.
         """
         state = self.state
         if not isinstance(self.weight, Steered) or self.step == state["step"]:
@@ -295,7 +295,7 @@ class Penalised(Method):
     def _note_decays(self, decays: Tensor | None) -> None:
         """Add the decays of a batch to those of the step, which may have several batches."""
         if decays is not None:
-            known = decays.double()[~decays.isnan()]  # NaN: no two costates but zeros
+            known = decays.double()[~decays.isnan()]  # NaN: fewer than two nonzero costates
             self.state["decay"] += float(known.sum())
             self.state["samples"] += len(known)
 
