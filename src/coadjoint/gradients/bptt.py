@@ -51,9 +51,10 @@ class BPTT(Method):
         if self.segments is not None:
             trained_parameters(net)  # refuses a network without any
             layer = require_one_layer(net, "sweeps in segments")
-            swept = SegmentedGradient(layer, batch, loss, self.segments)
-            return evaluation_without_run(net, batch, loss, swept.loss_gradient())
+            segmented = SegmentedGradient(layer, batch, loss, self.segments)
+            return evaluation_without_run(net, batch, loss, segmented.loss_gradient())
         if is_on_gpu(batch):
+            # As a CUDA graph, with a penalty's weight of 0; None if it cannot be one.
             replayed = self.captured(self.compute, net, batch, loss, 0.0)
             if replayed is not None:
                 return evaluation_without_run(net, batch, loss, replayed)
@@ -67,12 +68,15 @@ class BPTT(Method):
     def compute(
         self, net: Net, batch: Batch, loss: LossLike, _rho: object = None
     ) -> tuple[GradientTuple, NetRun]:
-        """Return the gradient and the run. `_rho` is there because captured gradients pass it."""
+        """Return the gradient of the mean loss, and the run of the network.
+
+        `_rho` is not used: captured gradients pass the penalty's weight to every method.
+        """
         with torch.enable_grad():
             run = run_function(net)(batch)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            # The costates of a single layer come from a separate sweep. All others are pulled
-            # through the graph, which must then survive this gradient.
+            # The costates of a single layer come from a separate sweep. Those of other networks
+            # are pulled through the graph, which must then survive this gradient.
             keep_graph = getattr(net, "one_layer", None) is None
             objective = batch.mean(losses)
             gradient = differentiate(objective, trained_parameters(net), keep_graph)

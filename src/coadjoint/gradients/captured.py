@@ -27,17 +27,21 @@ Compute = Callable[[Net, Batch, LossLike, Tensor], tuple[GradientTuple, NetRun]]
 
 
 def is_on_gpu(batch: Batch) -> bool:
-    """Tell whether the gradient of this batch may be captured. Cheap, because all callers ask."""
+    """Tell whether the inputs are on a GPU: a cheap first test of whether to capture a gradient."""
     return isinstance(batch.u, Tensor) and batch.u.is_cuda
 
 
 def clone_tensor(y: Tensor | None) -> Tensor | None:
-    """Return a copy of a tensor without its graph."""
+    """Return a copy of a tensor without its graph; None for None."""
     return None if y is None else y.detach().clone()
 
 
 class CapturedGradient:
-    """One gradient as a CUDA graph, with its own copies of the batch and of rho."""
+    """One gradient as a CUDA graph, with its own copies of the batch and of rho.
+
+    A replay reads and writes the same memory each time. New batches are copied into `batch`, and
+    the gradient appears in `result`.
+    """
 
     def __init__(
         self, compute: Compute, net: Net, batch: Batch, loss: LossLike, rho: float
@@ -45,16 +49,18 @@ class CapturedGradient:
         u = clone_tensor(batch.u)
         self.batch = replace(batch, u=u, y=clone_tensor(batch.y), x0=clone_tensor(batch.x0))
         self.rho = torch.full((), rho, dtype=batch.u.dtype, device=batch.u.device)
+        # Before it is recorded, the computation is rehearsed.
         stream = prepare_stream(batch.u.device, lambda: self.compute(compute, net, loss))
         self.graph = torch.cuda.CUDAGraph()
         with capture_graph(self.graph, stream):
             self.result, self.checks = self.compute(compute, net, loss)
+            # One number to read after a replay; the checks themselves only if it is false.
             self.fine = torch.stack([check.holds for check in self.checks]).all()
 
     def compute(
         self, compute: Compute, net: Net, loss: LossLike
     ) -> tuple[GradientTuple, list[Check]]:
-        """Return the gradient, and the checks to be made after each replay."""
+        """Return the gradient, and the checks of its values to be made after each replay."""
         # Autograd ties a leaf to the stream it is first used on. The parameters are therefore
         # replaced by fresh leaves that share their memory.
         leaves = {}
@@ -63,25 +69,25 @@ class CapturedGradient:
         with defer_checks() as checks, with_parameters(net, leaves):
             result, run = compute(net, self.batch, loss, self.rho)
             assert isinstance(run, Trajectory)  # Net.graph_key is None for other networks
-            swept = run.run.formula
-            assert swept is not None
-            return result, [*checks, *swept.plan.checks]
+            formula_run = run.run.formula
+            assert formula_run is not None  # nor are step functions captured
+            return result, [*checks, *formula_run.plan.checks]
 
     def replay(self, batch: Batch, rho: float) -> GradientTuple:
         """Copy in the batch and rho, replay the graph and return copies of its results."""
         for name in ("u", "y", "x0"):
-            own = getattr(self.batch, name)
-            if isinstance(own, Tensor):
-                own.copy_(getattr(batch, name))
+            graph_input = getattr(self.batch, name)
+            if isinstance(graph_input, Tensor):
+                graph_input.copy_(getattr(batch, name))
         self.rho.fill_(rho)
         self.graph.replay()
         # The next replay overwrites the graph's own tensors.
-        own_result = self.result
+        graph_result = self.result
         result = GradientTuple(
-            own_result.losses.clone(),
-            own_result.penalties.clone(),
-            {name: g.clone() for name, g in own_result.gradient.items()},
-            None if own_result.decays is None else own_result.decays.clone(),
+            graph_result.losses.clone(),
+            graph_result.penalties.clone(),
+            {name: g.clone() for name, g in graph_result.gradient.items()},
+            None if graph_result.decays is None else graph_result.decays.clone(),
         )
         if not self.fine.item():
             raise_failures(self.checks)
@@ -89,7 +95,7 @@ class CapturedGradient:
 
 
 class CapturedGradients:
-    """The captured gradients of one method, by what they depend on."""
+    """The captured gradients of one method, each under a key of all that it depends on."""
 
     def __init__(self) -> None:
         self.cache: GraphCache[CapturedGradient] = GraphCache("this gradient")
@@ -103,15 +109,18 @@ class CapturedGradients:
         rho: float,
         kind: Hashable = None,
     ) -> GradientTuple | None:
-        """Replay the gradient; None if this call must run operation by operation.
+        """Replay the gradient, capturing it first if it is not yet captured.
+
+        None means that the caller must compute it: it cannot be captured, or this is one of the
+        first calls of its kind, which are not worth a capture.
 
         Args:
             compute: The computation to capture.
             net: The network.
             batch: The batch.
             loss: The loss.
-            rho: The weight of the penalty.
-            kind: Anything else that `compute` depends on.
+            rho: The weight of the penalty; 0 without one.
+            kind: Anything else that `compute` depends on, as a part of the key.
         """
         key = self.key(net, batch, loss)
         if key is None:
@@ -125,18 +134,20 @@ class CapturedGradients:
         """Return everything a captured gradient depends on; None if it cannot be captured."""
         if not can_be_captured(batch) or not isinstance(net, Net):
             return None
-        of_network = net.graph_key()
-        if of_network is None or torch.cuda.is_current_stream_capturing():
+        network_key = net.graph_key()
+        # Inside someone else's capture, the operations are recorded there one by one.
+        if network_key is None or torch.cuda.is_current_stream_capturing():
             return None
+        # A graph reads the weights where they lie, so their values may change but not their places.
         tensors = (*net.named_parameters(), *net.named_buffers())
         weights = tuple((name, y.data_ptr(), y.requires_grad) for name, y in tensors)
         try:
             hash(loss)
-        except TypeError:
+        except TypeError:  # such a loss cannot be a part of a key
             return None
         return (
             id(net),
-            of_network,
+            network_key,
             weights,
             loss,
             shape_key(batch.u),
@@ -147,7 +158,10 @@ class CapturedGradients:
 
 
 def can_be_captured(batch: Batch) -> bool:
-    """Tell whether u and y are tensors on a GPU, without lengths, mask or sample weights."""
+    """Tell whether u and y are tensors on a GPU, without lengths, mask or sample weights.
+
+    The values of these three are read on the CPU, which a graph cannot do.
+    """
     if batch.lengths is not None or batch.mask is not None or batch.weight is not None:
         return False
     if not is_on_gpu(batch):
@@ -156,5 +170,5 @@ def can_be_captured(batch: Batch) -> bool:
 
 
 def shape_key(y: Tensor | None) -> Hashable:
-    """Return the shape, type and device of a tensor."""
+    """Return the shape, type and device of a tensor; None for None."""
     return None if y is None else (tuple(y.shape), y.dtype, y.device)

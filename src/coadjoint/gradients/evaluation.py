@@ -35,7 +35,7 @@ class GradientTuple(NamedTuple):
 
 
 def refuse_in_another_process(*_: object) -> NoReturn:
-    """Stand in for the run of an evaluation that was sent to another process."""
+    """Raise an error in place of the run of an evaluation that was sent to another process."""
     raise Unsupported(
         "this evaluation was made in another process, and its run stayed there. Read trajectory "
         "and costates in the process that computed the gradient, and send their tensors."
@@ -82,14 +82,14 @@ class Evaluation:
     criterion: LossLike | None = None  # the loss as the caller gave it
 
     def __getstate__(self) -> dict[str, object]:
-        """For another process: everything but the run, which cannot be sent."""
+        """Return what is sent to another process: everything but the run, which cannot be."""
         state: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self)}
         state["run"] = refuse_in_another_process
         state["adjoint"] = refuse_in_another_process
         return state
 
     def __deepcopy__(self, memo: dict[int, object]) -> Evaluation:
-        # Not by __getstate__: a copy in this process keeps its run.
+        # Field by field, not by __getstate__: a copy in this process keeps its run.
         copies = {f.name: copy.deepcopy(getattr(self, f.name), memo) for f in fields(self)}
         return Evaluation(**copies)
 
@@ -111,7 +111,7 @@ class Evaluation:
     @functools.cached_property
     def objective(self) -> Tensor:
         """What was differentiated: share loss + rho penalty, a scalar."""
-        if not self.share:
+        if not self.share:  # 0 times an infinite loss would be NaN
             return self.rho * self.penalty
         return self.share * self.loss + self.rho * self.penalty
 
@@ -131,7 +131,7 @@ class Evaluation:
         return math.sqrt(sum(float(g.double().square().sum()) for g in self.gradient.values()))
 
     def write_grad(self, net: Net) -> None:
-        """Set `grad` of each parameter, for a torch optimiser; other parameters get None."""
+        """Set `grad` of each parameter for a torch optimiser; None for those without a gradient."""
         check_kind("the network", net, nn.Module, "a module")
         parameters = dict(net.named_parameters())
         unknown = set(self.gradient) - set(parameters)
@@ -148,7 +148,8 @@ class Evaluation:
     def components(self) -> Temporal:
         """Split the gradient with respect to W, R and b into the contributions of time steps.
 
-        A run that has its own method `components(evaluation)` answers instead.
+        A run of another kind of network may have its own method `components(evaluation)`, which is
+        then called instead of `Temporal.of`.
         """
         components_of = getattr(self.trajectory, "components", Temporal.of)
         components: Temporal = components_of(self)
@@ -190,7 +191,17 @@ def make_evaluation(
     rho: float = 0.0,
     share: float = 1.0,
 ) -> Evaluation:
-    """Return an Evaluation that calls `run` and computes the costates when they are first read."""
+    """Return an Evaluation that calls `run` and computes the costates when they are first read.
+
+    Args:
+        net: The network.
+        batch: The batch.
+        loss: The loss as the caller gave it.
+        result: The gradient with the losses and penalties of the samples.
+        run: Returns the run of the network over the batch, stored or computed.
+        rho: The weight of the penalty in the objective.
+        share: The factor of the loss in the objective, 1 or 0.
+    """
     check = guard_weights(net)
 
     def checked_run() -> NetRun:
@@ -224,5 +235,8 @@ def evaluation_without_run(
     rho: float = 0.0,
     share: float = 1.0,
 ) -> Evaluation:
-    """Return the Evaluation of a gradient whose run was not kept: reading it runs the net again."""
+    """Return the Evaluation of a gradient whose run was not kept: reading it runs the net again.
+
+    The arguments are those of `make_evaluation`.
+    """
     return make_evaluation(net, batch, loss, result, lambda: run_function(net)(batch), rho, share)

@@ -141,12 +141,13 @@ def defaults(method: str | None, penalty: object, weight: float | None) -> dict[
 
 
 def list_idle_options(method: str, options: OptionValues) -> list[str]:
-    """Return a line for each option that has no effect with this method."""
+    """Return a line for a message about each option that has no effect with this method."""
     chosen = {"method": method, "weight_schedule": _schedule_name(options)}
     return idle_options(APPLIES, options, chosen)
 
 
 def _schedule_name(options: OptionValues) -> str:
+    """Return the weight's schedule: the one named, else "steered" with a target or "constant"."""
     name = options.get("weight_schedule")
     if name is not None:
         return choose("schedule of the weight", name, WEIGHT_SCHEDULES)
@@ -154,11 +155,15 @@ def _schedule_name(options: OptionValues) -> str:
 
 
 def _make_weight(options: OptionValues, steps: int | None) -> float | Schedule | weights.Steered:
-    """Return rho: a number, a function of the step, or Steered."""
+    """Return rho: a number, a function of the step, or Steered.
+
+    `steps`, the number of training steps, is needed for the schedule "linear" alone.
+    """
     rho: float = 1.0 if options["weight"] is None else options["weight"]
     schedule = _schedule_name(options)
     if schedule == "steered":
         return _make_steered(rho, options)
+    # A target given alone chooses "steered", so there is another schedule named beside it here.
     if options["weight_target"] is not None:
         raise OptionError(
             f"$weight_target does nothing with $weight_schedule {schedule}: it belongs to steered."
@@ -174,7 +179,7 @@ def _make_weight(options: OptionValues, steps: int | None) -> float | Schedule |
         raise OptionError(f"$weight_schedule {schedule} needs $weight_rate.")
     if schedule == "inverse-time":
         return schedules.inverse_time(rho, rate)
-    if rate > 1:
+    if rate > 1:  # rho rate^step would grow without bound
         raise OptionError(
             f"$weight_schedule exponential needs a $weight_rate of at most 1; got {rate}."
         )
@@ -182,9 +187,10 @@ def _make_weight(options: OptionValues, steps: int | None) -> float | Schedule |
 
 
 def _make_steered(rho: float, options: OptionValues) -> weights.Steered:
+    """Return a weight that begins with rho and is steered to the option weight_target."""
     target = options["weight_target"]
     if target is None:
         raise OptionError("$weight_schedule steered needs $weight_target.")
-    if options["weight_gain"] is None:
+    if options["weight_gain"] is None:  # the default gain is known to Steered alone
         return weights.Steered(rho, target)
     return weights.Steered(rho, target, options["weight_gain"])

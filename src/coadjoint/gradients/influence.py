@@ -42,13 +42,17 @@ class Operation(NamedTuple):
 
 
 class OperationList:
-    """Expressions as torch operations in the order in which they are computed."""
+    """Expressions as torch operations in the order in which they are computed.
+
+    All values lie in one list: the inputs, then the constants and the results of operations.
+    """
 
     def __init__(self, outputs: Sequence[Node], inputs: Sequence[Node]) -> None:
+        """From the expressions to be computed, and the symbols whose values will be given."""
         known = frozenset(inputs)
         computed = [node for node in walk(outputs, known) if node not in known]
         place = {node: i for i, node in enumerate([*inputs, *computed])}
-        self.constants: list[float] = []  # with a placeholder for each operation's result
+        self.constants: list[float] = []  # with NaN in the place of each operation's result
         self.operations: list[Operation] = []
         for node in computed:
             if is_const(node):
@@ -62,6 +66,7 @@ class OperationList:
     def run(self, inputs: Sequence[Tensor]) -> list[Value]:
         """Return the values of the outputs; a constant output is a number."""
         values: list[Value] = [*inputs, *self.constants]
+        # Every operation has one or two arguments.
         for place, function, arguments in self.operations:
             if len(arguments) == 2:
                 values[place] = function(values[arguments[0]], values[arguments[1]])
@@ -71,7 +76,10 @@ class OperationList:
 
 
 class StepSlopes(NamedTuple):
-    """The derivatives of one step; None where all entries are zero."""
+    """The derivatives of one step, for s slots, d units, g gates and k entries of r.
+
+    None where all entries are zero.
+    """
 
     r: Tensor | None  # r(x_{t-1}) [B, k d]
     r_x: Tensor | None  # r' [B, k, s, d]; None where r is one slot of x
@@ -85,9 +93,10 @@ class CellSlopes:
     """The step of a cell and its derivatives: of x_t by a, v, x and p, and of r by x."""
 
     def __init__(self, cell: Cell) -> None:
+        """Derive the formulas f_a, f_v, f_x, f_p and r' of a cell."""
         self.cell = cell
         groups = (cell.a, cell.v, cell.x, cell.p)
-        blocks: list[list[Node]] = []
+        blocks: list[list[Node]] = []  # the derivatives by each group; none if all are zero
         for wrt in groups:
             block = derivatives(cell.next, wrt)
             has_slope = any(node is not ZERO for node in block)
@@ -96,24 +105,33 @@ class CellSlopes:
             (*cell.next, *itertools.chain(*blocks)), tuple(itertools.chain(*groups))
         )
         self.sizes = [len(cell.next), *map(len, blocks)]  # of x_t and of each block
-        of_read = derivatives(cell.read, cell.x) if cell.read_slot is None else []
-        self.read = OperationList((*cell.read, *of_read), cell.x)
+        # Where r is one slot of x, its derivative is an identity and needs no formula.
+        read_slopes = derivatives(cell.read, cell.x) if cell.read_slot is None else []
+        self.read = OperationList((*cell.read, *read_slopes), cell.x)
 
     def evaluate(
         self, net: Network, u: Tensor, x: Tensor, weights: EffectiveWeights
     ) -> tuple[Tensor, StepSlopes]:
-        """Return x_t [B, s d] and the derivatives of the step from x_{t-1} with input u_t."""
+        """Return x_t [B, s d] and the derivatives of the step from x_{t-1} with input u_t.
+
+        Args:
+            net: The network, with s slots and d units.
+            u: u_t, [B, inputs].
+            x: x_{t-1}, [B, s d].
+            weights: W, R and b as the formula takes them.
+        """
         cell = self.cell
         B = len(x)
         s = len(cell.slots)
         d = net.hidden
         slots = x.view(B, s, d).unbind(1)
+        # What the inputs add to the gates, and what the formula reads of them apart, v.
         base, side = net.drive(u, weights.input_weights)
         assert base is not None
         r = None
         r_x = None
         if weights.W is not None:
-            values = self.read.run(slots)
+            values = self.read.run(slots)  # r, then the entries of r'
             k = len(cell.read)
             r = pack_entries(values[:k], x, d)
             assert r is not None
@@ -124,21 +142,25 @@ class CellSlopes:
         gates = base.view(B, len(cell.a), d).unbind(1)
         sides = () if side is None else side.view(B, len(cell.v), d).unbind(1)
         p = [net.p[name].expand(B, d) for name in cell.parameters]
-        values = self.step.run((*gates, *sides, *slots, *p))
-        ends = itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
-        x_next, *blocks = (pack_entries(values[i:j], x, d) for i, j in ends)
+        values = self.step.run((*gates, *sides, *slots, *p))  # x_t, then f_a, f_v, f_x and f_p
+        bounds = itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
+        x_next, *blocks = (pack_entries(values[i:j], x, d) for i, j in bounds)
         assert x_next is not None
         by_slot = [None if y is None else y.view(B, s, -1, d) for y in blocks]
         return x_next, StepSlopes(r, r_x, *by_slot)
 
 
 def derivatives(outputs: Iterable[Node], wrt: Sequence[Node]) -> list[Node]:
-    """Return the derivative of each output by each of `wrt`, output by output."""
+    """Return formulas of the derivative of each output by each of `wrt`, output by output."""
     return [slope for output in outputs for slope in pull([output], [ONE], wrt)]
 
 
 def pack_entries(entries: Sequence[Value], like: Tensor, d: int) -> Tensor | None:
-    """Return arrays [B, d] and numbers side by side, [B, entries d]; None for no entries."""
+    """Return entries side by side, [B, entries d]; None for no entries.
+
+    An entry is an array [B, d], or a number that stands for a constant array. `like` [B, ...] has
+    the number of samples, the type and the device.
+    """
     if not entries:
         return None
     shape = (like.shape[0], d)
@@ -161,7 +183,11 @@ def effective_weights(net: Network) -> dict[str, Tensor]:
 
 
 def is_taken_as_stored(name: str) -> bool:
-    """Tell whether a parameter enters the formula itself, whatever is made of W, R and b."""
+    """Tell whether the formula takes the parameter `name` as it is stored.
+
+    It does so for x0 and for the cell's own parameters p. W, R and b may be functions of what is
+    stored.
+    """
     return name == "x0" or name.startswith("p.")
 
 
@@ -179,6 +205,8 @@ class OneStep(nn.Module):
 
 class Influence:
     """S_t = dx_t/dtheta, [B, n, P], where P counts the entries of all parameters in `names`.
+
+    `batch` is the number of streams, B. The parameters in `names` are those that states depend on.
 
     S_{t-1} and S_t take turns in two arrays, so nothing of their size is allocated at a step.
     Where W, R or b are functions of the trained parameters (a structured W, or a cell that makes
@@ -201,12 +229,12 @@ class Influence:
         self.names = list(arrays)
         self.shapes = [tuple(y.shape) for y in arrays.values()]
         self.sizes = [y.numel() for y in arrays.values()]
-        # Both arrays with their views; the first of each pair is the present one.
+        # S_{t-1} and S_t with their views; the first of each pair is the present one.
         self.arrays = [net.V.new_zeros(batch, net.n, sum(self.sizes)) for _ in range(2)]
         self.views = [self.views_of(S) for S in self.arrays]
         self.diagonals = [self.unit_diagonals(views) for views in self.views]
         self.module = OneStep(net)
-        self.one = self.S.new_ones(())
+        self.one = self.S.new_ones(())  # the second factor of terms that have only one
         self.mask = None
         if net.mask is not None and net.cell is not None and self.direct:
             # [gates, inputs, d], as the diagonal of W in S
@@ -233,21 +261,30 @@ class Influence:
         return views
 
     def unit_diagonals(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return where a unit's parameter meets that unit: views of S, [B, s, rows, inputs, d]."""
+        """Return the entries of S that f_theta is added to: views, [B, s, rows, inputs, d].
+
+        They are the derivatives of a unit by the parameters of the same unit. A step function may
+        mix units: its f_theta is added to all of S.
+        """
         if self.formula is None:
             return views
         s = self.net.slots
         d = self.net.hidden
         diagonals = {}
         for name, shape in zip(self.names, self.shapes, strict=True):
-            if name != "x0":
+            if name != "x0":  # f_theta is zero for x0, which no step reads itself
                 view = views[name]
+                # [B, s, unit of x, rows / d, unit of the parameter, inputs]
                 by_unit = view.view(len(view), s, d, shape[0] // d, d, -1)
                 diagonals[name] = by_unit.diagonal(0, 2, 4)
         return diagonals
 
     def begin(self, rows: Tensor, x0: bool) -> None:
-        """Set S_0 of the streams `rows` to 0, and by a learned x0 to 1 if they begin there."""
+        """Set S_0 = dx_0/dtheta of the streams with the numbers `rows`.
+
+        It is 0, except for a learned initial state of the network: if they begin with that (`x0`),
+        the derivative by it is the identity.
+        """
         self.S[rows] = 0
         if x0 and "x0" in self.by_name:
             identity = torch.eye(self.net.n, dtype=self.S.dtype, device=self.S.device)
@@ -256,7 +293,7 @@ class Influence:
     @torch.no_grad()
     def advance(self, u: Tensor, x: Tensor, rows: Tensor | None) -> Tensor:
         """Replace S_{t-1} by S_t and return x_t, for all streams or for those in `rows`."""
-        if rows is None:
+        if rows is None:  # the two arrays of S change places, and nothing is copied
             x_next, J, direct_terms = self.step(u, x)
             torch.bmm(J, self.S, out=self.arrays[1])
             self.arrays.reverse()
@@ -271,7 +308,7 @@ class Influence:
         return x.index_copy(0, rows, x_some)
 
     def step(self, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor, DirectTerms]:
-        """Return x_t, J_t [B, n, n] and f_theta."""
+        """Return x_t, J_t = f_x + f_a W r' [B, n, n] and f_theta, for n = s slots of d units."""
         net = self.net
         if self.formula is None:
             return self.step_by_torch(u, x)
@@ -281,11 +318,12 @@ class Influence:
         weights = net.effective_weights()
         x_next, slopes = self.formula.evaluate(net, u, x, weights)
         if weights.W is None or slopes.f_a is None:
-            J = x.new_zeros(B, s, d, s, d)
+            J = x.new_zeros(B, s, d, s, d)  # nothing passes through W
         else:
             J = self.jacobian_through_W(slopes.f_a, weights.W, slopes.r_x)
         if slopes.f_x is not None:
             J.diagonal(0, 2, 4).add_(slopes.f_x)
+        # f_theta: factors of shape [B, s, rows, inputs, d], with 1 for what they do not depend on.
         terms: DirectTerms = {}
         if slopes.r is not None and slopes.f_a is not None:
             r = slopes.r[:, None, None, :, None]
@@ -301,13 +339,18 @@ class Influence:
         return x_next, J.reshape(B, s * d, s * d), terms
 
     def slopes_by_input(self, f_a: Tensor | None, f_v: Tensor | None, B: int) -> Tensor:
-        """Return the derivatives of x_t by the rows of R u_t + b, [B, s, rows, 1, d]."""
+        """Return the derivatives of x_t by the rows of R u_t + b, [B, s, rows, 1, d].
+
+        They are those by the gates (f_a) and by the side entries v (f_v), in the order of the rows
+        of R.
+        """
         assert self.formula is not None
         cell = self.formula.cell
         s = len(cell.slots)
         d = self.net.hidden
 
         def flat(slope: Tensor | None, entries: int) -> Tensor:
+            # The network sorts rows [., entries d]: here one for each sample and slot.
             if slope is None:
                 return self.S.new_zeros(B * s, entries * d)
             return slope.reshape(B * s, entries * d)
@@ -317,15 +360,21 @@ class Influence:
         return rows.view(B, s, len(cell.driven_entries), 1, d)
 
     def jacobian_through_W(self, f_a: Tensor, W: Tensor, r_x: Tensor | None) -> Tensor:
-        """Return f_a W r', [B, s, d, s, d]."""
+        """Return f_a W r', [B, s, d, s, d]: the part of J_t that passes through W.
+
+        Args:
+            f_a: The derivatives of s slots of d units by g gates, [B, s, g, d].
+            W: [g d, k d], for k entries of r.
+            r_x: r' [B, k, s, d]; None where r is one slot of x.
+        """
         assert self.formula is not None
         B, s, g, d = f_a.shape
         W_by_gate = W.view(g, d, -1)
-        if g == 1:
+        if g == 1:  # no sum over gates
             f_a_W = f_a.view(B, s, d, 1) * W_by_gate
         else:
             f_a_W = torch.einsum("bsgi,gij->bsij", f_a, W_by_gate)
-        if r_x is not None:
+        if r_x is not None:  # sum over the entries k of r, for each unit j that r is read from
             return torch.einsum("bsikj,bkqj->bsiqj", f_a_W.view(B, s, d, -1, d), r_x)
         # W reads one slot: the columns of all others are zero.
         slot = self.formula.cell.read_slot or 0
@@ -334,27 +383,32 @@ class Influence:
         return f_a_W.view(B, s, d, s, d)
 
     def add(self, diagonals: dict[str, Tensor], terms: DirectTerms) -> None:
-        """Add f_theta onto the diagonals of S."""
+        """Add f_theta, as products of two factors, onto the diagonals of S."""
         for name, diagonal in diagonals.items():
             if name in terms:
                 diagonal.addcmul_(*terms[name])
 
     def step_by_torch(self, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor, DirectTerms]:
-        """Return the same as `step` for a step function, by torch.func."""
+        """Return x_t, J_t [B, n, n] and f_theta for a step function, by torch.func."""
         parameters = {f"net.{name}": self.net.get_parameter(name).detach() for name in self.names}
 
         def step(theta: dict[str, Tensor], x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
             x_next = torch.func.functional_call(self.module, theta, (u, x))
             return x_next, x_next  # to be differentiated, and to be returned as it is
 
-        jacobians = torch.func.jacrev(step, argnums=(0, 1), has_aux=True)
+        jacobians = torch.func.jacrev(step, argnums=(0, 1), has_aux=True)  # by theta and by x
         of_samples = torch.func.vmap(jacobians, in_dims=(None, 0, 0))
         (by_theta, J), x_next = of_samples(parameters, x, u)
         terms = {name: (by_theta[f"net.{name}"], self.one) for name in self.names}
         return x_next.detach(), J, terms
 
     def pull(self, lam: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """Return sum over streams of lam' S by parameter, for costates lam [B, n] of a loss."""
+        """Return the sum over streams of lam' S_t, by parameter name.
+
+        Args:
+            lam: The derivative of each stream's loss by its state x_t, [B, n].
+            rows: The numbers of the streams that `lam` belongs to; None for all.
+        """
         S = self.S if rows is None else self.S[rows]
         flat = lam.reshape(-1) @ S.flatten(0, 1)
         parts = flat.split(self.sizes) if self.sizes else ()
@@ -364,22 +418,24 @@ class Influence:
         return gradient if self.direct else self.pull_to_trained(gradient)
 
     def pull_to_trained(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the gradient by the trained parameters, from that by W, R and b."""
+        """Return the gradient by the trained parameters, from that by W, R, b and stored ones."""
         parameters = {name: self.net.get_parameter(name) for name in self.trained}
         result = {name: torch.zeros_like(p) for name, p in parameters.items()}
         with torch.enable_grad():
-            made = {n: y for n, y in effective_weights(self.net).items() if y.requires_grad}
-            if made:
+            weights = effective_weights(self.net)  # with the graph that made them
+            trained = {name: y for name, y in weights.items() if y.requires_grad}
+            if trained:
                 grads = torch.autograd.grad(
-                    list(made.values()),
+                    list(trained.values()),
                     list(parameters.values()),
-                    [gradient[name] for name in made],
+                    [gradient[name] for name in trained],
                     allow_unused=True,
                 )
                 for name, g in zip(parameters, grads, strict=True):
                     if g is not None:
                         result[name] = g
         for name in result:
+            # W, R and b may depend on such a parameter too, hence a sum.
             if is_taken_as_stored(name):
                 result[name] = result[name] + gradient[name]
         return result

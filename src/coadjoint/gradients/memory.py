@@ -47,6 +47,7 @@ class PeakBytes(TorchDispatchMode):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        """Run an operation of torch and count the storages of its results."""
         out = op(*args, **(kwargs or {}))
         for y in tree_leaves(out):
             if isinstance(y, Tensor):
@@ -113,33 +114,39 @@ def predict(net: Network, T: int, B: int, method: Method) -> int:
     if method.segments is not None:
         steps = min(T, segment_steps(Rows([B] * T), method.segments))
     segments = math.ceil(T / steps)
-    # The bytes of one entry in each row; arrays of the last, shorter segment are allocated apart.
+    # The bytes of one entry in each row that is swept at once. The last segment may be shorter, and
+    # its arrays are allocated beside those of a full one.
     swept = (steps + T % steps) * B * item
     store = segments * B * n * item if segments > 1 else 0  # one state for each segment
     if G is None:
         entries = width["plain"]
         if method.segments is None and net.readout == "every":
             entries += n  # V' dL/da beside its sum
-        sums = weights * (8 + 2 * item)  # in float64, and twice as a gradient
+        sums = weights * (8 + 2 * item)  # 8 bytes each as a sum in float64, and twice as a gradient
         peak: float = store + swept * entries + sums
     else:
+        # Two sums in float64, as terms of the costates' own derivatives are summed apart, and three
+        # times as a gradient.
         sums = weights * (16 + 3 * item)
         second_adjoint = swept * width["second"] + sums
         if method.segments is None:
             peak = second_adjoint
-            with contextlib.suppress(Unsupported):  # a penalty of whole costates
+            with contextlib.suppress(Unsupported):  # a penalty of whole costates is not counted
                 peak += int(T * B * penalty_bytes(net, G))
         else:
+            # The peak is in one of two passes. The first stores states and costates of each segment
+            # and runs the penalty. The second also stores tangents, and the penalty's derivatives
+            # by the 1-norm and the 2-norm of each costate.
             costates = 2 * store + swept * width["costates"] + T * B * penalty_bytes(net, G)
             peak = max(costates, 3 * store + second_adjoint + 2 * T * B * item)
     return int(peak + BYTES_PER_STEP * T + OVERHEAD_BYTES)
 
 
 def row_widths(net: Network) -> dict[str, int]:
-    """Return how many entries in a row are alive at once, by pass.
+    """Return how many numbers are alive at once for each row (a sample at a step), by pass.
 
     "plain" is the adjoint of the loss, "costates" the costates in segments, and "second" the time
-    just before the second adjoint.
+    just before the second adjoint. The arrays of engine 'cpu' are counted.
     """
     cell = net.cell
     assert cell is not None
@@ -147,25 +154,28 @@ def row_widths(net: Network) -> dict[str, int]:
     n = d * len(cell.slots)
     g = d * len(cell.gates)
     side = d * len(cell.side_entries)
-    own = d * len(cell.parameters)
-    read = d * len(cell.read) if cell.read_slot is None else 0
+    own = d * len(cell.parameters)  # the derivative by p, the cell's own parameters
+    read = d * len(cell.read) if cell.read_slot is None else 0  # r(x), unless it is a part of x
     saved = n + d * len(cell.saved_nodes) + side
     if cell.needs_a or net.W is None:  # otherwise the pages of a are never touched
         saved += g
     kept_lam = n + own + side if own or side else 0  # lam is kept for p and v
-    source = 0
-    turned = 0
+    source = 0  # arrays of the loss's derivative at every step
+    turned = 0  # the same with its second derivative
     if net.readout == "every":
+        # V' dL/da, h, and 6 arrays as wide as the outputs around the loss; with the second
+        # derivative twice as many of these.
         source = n + d + 6 * net.outputs
         turned = 2 * n + d + 12 * net.outputs
+    # The sources of the second adjoint: by a, v, x and p, where they are not zero.
     bends = step_map(cell).pushed(("a", "x")).pulled(("x",), ("a", "v", "x", "p")).nonzero_outputs
     bend_widths = {"a": g, "v": side, "x": 2 * n, "p": own}
     bent = sum(width for name, width in bend_widths.items() if name in bends)
-    if read and "x" not in bends:
+    if read and "x" not in bends:  # r' depends on x, even if the derivatives of the step do not
         bent += 2 * n
     lam_mu_g = 3 * n
     delta_nu = 2 * g
-    m = n
+    m = n  # mu_{t-1}, scaled as lam_t is
     return {
         "plain": saved + g + read + kept_lam + source,
         "costates": saved + n + g + source,
@@ -175,17 +185,17 @@ def row_widths(net: Network) -> dict[str, int]:
 
 def penalty_bytes(net: Network, G: Penalty) -> float:
     """Measure the bytes of a penalty's graph and norms per costate, on a short sequence of ones."""
-    T = 1024
+    T = 1024  # long enough that what does not grow with T hardly counts
     B = 4
     dtype = net.V.dtype
     layout = Layout.of(None, T, B)
     with PeakBytes() as peak, torch.enable_grad():
         size = torch.ones(T + 1, B, dtype=dtype).requires_grad_()
         size_1 = torch.ones(T + 1, B, dtype=dtype).requires_grad_()
-        at = AllSteps(size, size_1, torch.zeros(T + 1, B, dtype=torch.int32))
+        norms = AllSteps(size, size_1, torch.zeros(T + 1, B, dtype=torch.int32))
         loss = torch.ones(B, dtype=dtype).requires_grad_()
         trajectory = TrajectoryWithoutStates(net, layout, loss, G.name)
-        objective = G(CostateNorms(trajectory, G.name, at, loss)).sum() + loss.sum()
+        objective = G(CostateNorms(trajectory, G.name, norms, loss)).sum() + loss.sum()
         torch.autograd.grad(objective, [size, size_1, loss], allow_unused=True)
     most: int = peak.most
     return most / ((T + 1) * B)

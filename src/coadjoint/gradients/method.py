@@ -43,7 +43,7 @@ def check_arguments(net: object, batch: object) -> None:
 class Method:
     """A way to compute a gradient: `method(net, batch, loss)` returns an Evaluation."""
 
-    segments: Segments = None
+    segments: Segments = None  # a method that sweeps in segments sets this
 
     @functools.cached_property
     def captured(self) -> CapturedGradients:
@@ -52,14 +52,14 @@ class Method:
 
     @functools.cached_property
     def state(self) -> dict[str, float]:
-        """What the next gradient depends on besides its arguments and the step.
+        """Numbers that the next gradient depends on besides its arguments and the step.
 
         It is saved with a run and restored when the run is resumed.
         """
         return {}
 
     def __getstate__(self) -> dict[str, object]:
-        """All but the CUDA graphs, which belong to this process and its networks."""
+        """Return what is copied or pickled: all but the CUDA graphs, which stay in this process."""
         return {name: value for name, value in self.__dict__.items() if name != "captured"}
 
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
@@ -89,7 +89,7 @@ class Method:
         """
         check_arguments(net, batch)
         net.refuse_if_random("gradients of single samples")
-        state_before = dict(self.state)
+        state_before = dict(self.state)  # restored below: this is no step of a training run
         gradients = []
         for j in range(net.count_samples(batch)):
             sample = batch.select([j], net.readout)
@@ -128,4 +128,4 @@ def check_stream_count(batch: object) -> None:
     """Refuse a number of streams that is not a positive whole number."""
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise InputError(f"a stream needs at least one sample; got batch={brief(batch)}.")
-    whole_number("batch", batch)
+    whole_number("batch", batch)  # refuses numbers that are too large

@@ -111,20 +111,22 @@ class Penalised(Method):
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         """Compute the gradient of the present step's objective, and count the step."""
         rho = self._begin(net, batch)
-        e = self._evaluate_without_run(net, batch, loss, rho)
-        if e is None:
-            e = self._evaluate_with_run(net, batch, loss, rho, *self.compute(net, batch, loss, rho))
+        evaluation = self._evaluate_without_run(net, batch, loss, rho)
+        if evaluation is None:
+            computed = self.compute(net, batch, loss, rho)
+            evaluation = self._evaluate_with_run(net, batch, loss, rho, *computed)
         self.step += 1
-        return e
+        return evaluation
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         """Compute the same as a call, without counting a step."""
-        # __call__ repeats these lines: one frame less in every gradient of a training run.
+        # __call__ repeats these lines, which spares it a Python call in every training step.
         rho = self._begin(net, batch)
-        e = self._evaluate_without_run(net, batch, loss, rho)
-        if e is None:
-            e = self._evaluate_with_run(net, batch, loss, rho, *self.compute(net, batch, loss, rho))
-        return e
+        evaluation = self._evaluate_without_run(net, batch, loss, rho)
+        if evaluation is None:
+            computed = self.compute(net, batch, loss, rho)
+            evaluation = self._evaluate_with_run(net, batch, loss, rho, *computed)
+        return evaluation
 
     def _begin(self, net: Net, batch: Batch) -> float:
         """Check the arguments and return rho of the present step."""
@@ -137,11 +139,11 @@ class Penalised(Method):
                 "number, at least 0."
             )
         dtype = next(net.parameters()).dtype
-        most = torch.finfo(dtype).max
-        if rho > most:
+        largest = torch.finfo(dtype).max
+        if rho > largest:
             raise NumericalError(
                 f"the penalty's weight rho = {rho:g} is outside the range of "
-                f"{str(dtype).removeprefix('torch.')}, at most {most:.2g}: lower the weight."
+                f"{str(dtype).removeprefix('torch.')}, at most {largest:.2g}: lower the weight."
             )
         if rho == 0 and not self.share:
             raise InputError(
@@ -158,7 +160,8 @@ class Penalised(Method):
         if self.segments is not None:
             result = self._in_segments(net, batch, loss, rho)
         elif rho and is_on_gpu(batch):
-            # A graph belongs to one value of `share`, and to any rho but the number 0.
+            # A graph belongs to one value of `share`. It reads rho from a tensor, so it serves any
+            # rho but 0, for which the objective is L alone (see _objective).
             result = self.captured(self._compute_to_capture, net, batch, loss, rho, self.share)
         if result is None:
             return None
@@ -169,15 +172,16 @@ class Penalised(Method):
         """Compute the gradient in segments, and measure the decays on the way."""
         trained_parameters(net)  # refuses a network without any
         layer = require_one_layer(net, "sweeps in segments")
-        swept = SegmentedGradient(layer, batch, loss, self.segments)
-        decays: list[Tensor | None] = []
+        segmented = SegmentedGradient(layer, batch, loss, self.segments)
+        decays: list[Tensor | None] = []  # one entry, made by `check`
 
         def check(G: object, lam: RunCostates, name: str) -> Tensor:
-            """check_penalty, at the one moment when the costates of the sweep are at hand."""
+            """Measure the decays, while the costates' norms are at hand, and check the penalty."""
             decays.append(self._measure_decay(lam))
             return check_penalty(G, lam, name)
 
-        result = swept.penalised_gradient(self.penalty, self.penalty.name, rho, check, self.share)
+        G = self.penalty
+        result = segmented.penalised_gradient(G, G.name, rho, check, self.share)
         return result._replace(decays=decays[0])
 
     def _evaluate_with_run(
@@ -216,6 +220,7 @@ class Penalised(Method):
     def sweeps(self, net: Net, T: int) -> float:
         """Return 4, or 10 with segments, or 3 for the published Omega."""
         if self.segments is not None:
+            # Each of the four passes repeats those before it in every segment: 1 + 2 + 3 + 4.
             return 10
         # The published Omega is differentiated by W alone: it needs a forward sweep and one
         # adjoint each for the costates and for the gradient.
@@ -224,7 +229,10 @@ class Penalised(Method):
     def compute(
         self, net: Net, batch: Batch, loss: LossLike, rho: float | Tensor
     ) -> tuple[GradientTuple, NetRun, RunCostates]:
-        """Return the gradient, the run and its costates. rho is a tensor in a CUDA graph."""
+        """Return the gradient of the mean of share L + rho G, the run and its costates.
+
+        While a CUDA graph is captured, rho is a tensor, to be filled in before each replay.
+        """
         parameters = trained_parameters(net)
         with torch.enable_grad():
             run = run_function(net)(batch)
@@ -247,11 +255,15 @@ class Penalised(Method):
     def _compute_to_capture(
         self, net: Net, batch: Batch, loss: LossLike, rho: Tensor
     ) -> tuple[GradientTuple, NetRun]:
+        """Return what `compute` does without the costates, which no captured gradient has."""
         result, run, _ = self.compute(net, batch, loss, rho)
         return result, run
 
     def _objective(self, loss: Tensor, G: Tensor, rho: float | Tensor) -> Tensor:
-        """Return share L + rho G, [B]; where rho is the number 0, L itself, bit for bit."""
+        """Return share L + rho G of each sample, [B].
+
+        Where rho is the number 0 this is L itself, bit for bit, even if G is infinite.
+        """
         if isinstance(rho, float) and rho == 0:
             return loss
         if not self.share:
@@ -259,19 +271,23 @@ class Penalised(Method):
         return loss + rho * G
 
     def _measure_decay(self, lam: RunCostates) -> Tensor | None:
-        """Return the decay [B] that a Steered weight follows; None for other weights."""
+        """Return each sample's decay of costates per step, [B], for a Steered weight; else None."""
         if not isinstance(self.weight, Steered):
             return None
         return log_decay(lam).to(lam.loss)
 
     def _update_steered_weight(self) -> None:
-        """Set the weight of a new step by the last step's decays; an earlier step starts over."""
+        """At a new step, set a Steered weight by the mean decay of the last step.
+
+        If `step` was set back since then, the weight starts over.
+        """
         state = self.state
         if not isinstance(self.weight, Steered) or self.step == state["step"]:
             return
         rho = self.weight.start
         if self.step > state["step"]:
             samples = state["samples"]
+            # A decay of NaN leaves the weight as it is.
             mean_decay = state["decay"] / samples if samples else math.nan
             rho = self.weight.next(state["rho"], mean_decay)
         state.update(step=self.step, rho=rho, decay=0.0, samples=0)
@@ -279,7 +295,7 @@ class Penalised(Method):
     def _note_decays(self, decays: Tensor | None) -> None:
         """Add the decays of a batch to those of the step, which may have several batches."""
         if decays is not None:
-            known = decays.double()[~decays.isnan()]
+            known = decays.double()[~decays.isnan()]  # NaN: fewer than two nonzero costates
             self.state["decay"] += float(known.sum())
             self.state["samples"] += len(known)
 

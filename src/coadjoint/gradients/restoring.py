@@ -10,7 +10,10 @@ MOST_NAMED = 6  # missing tensors that are named in a message
 
 
 def misfit(expected: Mapping[str, Tensor], found: Mapping[str, object]) -> str | None:
-    """Say how `found` differs from `expected` by name, type or shape; None if it does not."""
+    """Say how saved tensors `found` differ from those `expected`, by name, type or shape.
+
+    The answer is a part of a sentence, as in "it lacks W"; None if they do not differ.
+    """
     missing = sorted(set(expected) - set(found))
     if missing:
         names = ", ".join(missing[:MOST_NAMED])

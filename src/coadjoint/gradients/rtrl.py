@@ -52,8 +52,8 @@ class RTRL(Method):
         """Compute the gradient of the mean loss, forward in time."""
         check_arguments(net, batch)
         layer = steppable_layer(net)
-        layout, flat = lay_out(batch.u, batch.lengths, layer.inputs, layer.V)
-        u = layout.padded(flat)
+        layout, u_rows = lay_out(batch.u, batch.lengths, layer.inputs, layer.V)
+        u = layout.padded(u_rows)  # [T, B, inputs]
         run_lengths = None if layout.rows.uniform else layout.lengths
 
         def run() -> Trajectory:
@@ -65,7 +65,7 @@ class RTRL(Method):
         counted = CountedLosses(layer, batch, u, layout.lengths)
         stream = Stream(layer, layout.rows.B, batch.x0)
         total = {name: torch.zeros_like(p) for name, p in trained_parameters(layer).items()}
-        for t in range(layout.rows.T):
+        for t in range(layout.rows.T):  # from x_t to x_{t+1}
             running = layout.lengths > t
             stream.advance(u[t], None if running.all() else running)
             counts = counted.at(t)
@@ -77,12 +77,18 @@ class RTRL(Method):
         return make_evaluation(layer, batch, loss, result, run)
 
     def sweeps(self, net: Net, T: int) -> float:
-        """Return 2 and one for each number in a recurrent parameter: the cost of J_t S_{t-1}."""
+        """Return 2 and one for each number in a recurrent parameter: the columns of J_t S_{t-1}."""
         recurrent = [p for name, p in trained_parameters(net).items() if name not in READOUT]
         return 2 + sum(p.numel() for p in recurrent)
 
     def stream(self, net: Net, batch: int = 1, x0: Tensor | None = None) -> Stream:
-        """Learn online: `s.step(u_t, y_t, loss)` returns a gradient for each arriving step."""
+        """Return a Stream s for online learning: `s.step(u_t, y_t, loss)` returns a gradient.
+
+        Args:
+            net: The network.
+            batch: The number of streams that run in parallel, B.
+            x0: Their initial state, [B, n] or [n]; the network's own if it is not given.
+        """
         return Stream(net, batch, x0)
 
 
@@ -97,8 +103,9 @@ class CountedLosses:
     """The losses of a batch by time step: which samples have one, their targets and weights."""
 
     def __init__(self, net: Network, batch: Batch, u: Tensor, lengths: Tensor) -> None:
+        """From the padded inputs u [T, B, inputs] and the length of each sample, [B]."""
         T, B = u.shape[:2]
-        self.every = net.readout == "every"
+        self.every = net.readout == "every"  # or one loss for each sample, at its last step
         self.lengths = lengths
         self.y = None if batch.y is None else tensor_of("the target y", batch.y)
         if batch.mask is not None:
@@ -113,11 +120,11 @@ class CountedLosses:
         self.weight = batch.weights(u) * self._factor(batch.reduce)
 
     def _factor(self, reduce: str) -> Tensor:
-        """Return the factor [B] of each sample's losses that follows from `reduce`."""
+        """Return the factor [B] of each sample's losses that follows from "sum" or "mean"."""
         if self.every and reduce == "mean":
             count = self.mask.sum(0)
-            return 1 / torch.where(count == 0, 1, count)
-        if self.every:
+            return 1 / torch.where(count == 0, 1, count)  # 1 for a sample without losses
+        if self.every:  # the mask itself is applied step by step
             return self.mask.new_ones(self.mask.shape[1])
         if reduce == "sum":
             return self.mask  # the weight of the sample's one loss
@@ -172,7 +179,7 @@ class Stream:
         self.trained_readout = [name for name in READOUT if name in parameters]
         self.carried = Influence(self.net, self.names, batch)
         self.t = 0
-        self.kept = 0  # steps of the past
+        self.kept = 0  # steps of the past that are stored: none, unlike in Windows
         self.reset()
 
     @property
@@ -189,7 +196,7 @@ class Stream:
             raise InputError(f"rows must lie in 0..{self.batch - 1}; got {index.tolist()}.")
         with torch.no_grad():
             start = self.net.initial_state(self.x0, self.batch).clone()
-            if rows is None:
+            if rows is None:  # there may be no states yet
                 self.x = start
             self.x[index] = start[index]
             self.carried.begin(index, self.x0 is None)
@@ -218,11 +225,11 @@ class Stream:
             weight: The weight of each stream, [B]; 1 if it is not given.
 
         Returns:
-            The gradient by parameter name, the losses L_j and the pre-outputs a.
+            The gradient by parameter name, the losses L_j and the pre-outputs a of these streams.
         """
         net = self.net
         x = self.x
-        rows = None
+        rows = None  # all streams
         if counts is not None:
             rows = counts.nonzero()[:, 0]
             x = x[rows]
@@ -233,11 +240,12 @@ class Stream:
         with torch.no_grad():
             h = net.visible_state(x)
             a = nn.functional.linear(h, net.V, net.b_o)
-            values, of_a = losses_and_slopes(loss, a, y, net.output)
+            values, of_a = losses_and_slopes(loss, a, y, net.output)  # L_j and dL_j/da
             if weight is not None:
                 of_a = of_a * weight[:, None]
             if self.batch > 1:
                 of_a = of_a / self.batch
+            # The influence is pulled by lam = V' dL/da; no state depends on the readout.
             gradient = self.carried.pull(net.visible_state_transpose(of_a @ net.V), rows)
             if "V" in self.trained_readout:
                 gradient["V"] = of_a.t() @ h
@@ -255,7 +263,10 @@ class Stream:
         return a, losses, gradient
 
     def rest(self, loss: LossLike) -> None:
-        """Return None: every step has had its gradient when a sequence ends."""
+        """Return no gradient at the end of a sequence: every step has had its own.
+
+        Windows, which can take the place of a Stream, has steps left over here.
+        """
 
     def state(self) -> dict[str, Tensor]:
         """Return what the next step depends on besides the weights."""
@@ -277,11 +288,11 @@ class Stream:
         One stream may leave out the first dimension of both.
         """
         u = check_input(self, u)
-        x_before = self.x.clone()
+        x_before = self.x.clone()  # the run of the Evaluation is this one step
         _, losses, gradient = self.take(u, y, loss)
         target = target_of(y, self.batch)
         if target is not None and self.net.readout != "last":
-            target = target[None]
+            target = target[None]  # [T, B, ...] with T = 1
         batch = Batch(u[None], target, x0=x_before)
         result = GradientTuple(losses, torch.zeros_like(losses), gradient)
         return make_evaluation(

@@ -21,7 +21,7 @@ from ..sweeps.rows import Rows
 
 
 class AllSteps(NamedTuple):
-    """Norms of all costates, [T + 1, B] each."""
+    """Norms of all costates lam_t = mantissa_t 2^exponent_t, [T + 1, B] each."""
 
     size: Tensor  # 2-norms of the mantissas
     size_1: Tensor  # 1-norms of the mantissas
@@ -29,7 +29,14 @@ class AllSteps(NamedTuple):
 
 
 class CostateNorms(Costates):
-    """Costates of which only norms, log-norms, log-ratios and exponents are known."""
+    """Costates of which only norms, log-norms, log-ratios and exponents are known.
+
+    Args:
+        trajectory: The run, without its states.
+        name: The name of the penalty, for messages.
+        at: The norms at all steps.
+        loss: The loss of each sample, [B].
+    """
 
     name: str
     trajectory: TrajectoryWithoutStates  # type: ignore[assignment]
@@ -46,7 +53,7 @@ class CostateNorms(Costates):
         """Refuse to return the mantissas."""
         refuse_states(self.name, "the entries of the costates (lam, mantissa)")
 
-    powers = rows
+    powers = rows  # refused too
 
     @property
     def mask(self) -> Tensor:
@@ -54,7 +61,11 @@ class CostateNorms(Costates):
         return self.trajectory.mask.to(self.size.device)
 
     def squared_norms(self) -> Tensor:
-        """||lam_t||^2 from the norms: the second derivative at zero is not needed here."""
+        """||lam_t||^2, [T + 1, B], from the norms.
+
+        Unlike those of Costates they are not smooth at a zero costate. That would matter only to a
+        second derivative of the penalty, and here it is differentiated once.
+        """
         return self.norms().square()
 
     def __repr__(self) -> str:
@@ -65,6 +76,7 @@ class TrajectoryWithoutStates:
     """A run whose states are not kept; reading them raises an error that names the penalty."""
 
     def __init__(self, net: Network, layout: Layout, u: Tensor, name: str) -> None:
+        """From the inputs u as step rows [N, inputs], and the name of the penalty."""
         self.network = net
         self.layout = layout
         self.u_rows = u
@@ -96,7 +108,7 @@ class NormSlopes:
         self.zero = of_size is None and of_size_1 is None
 
     def pull(self, lam: Tensor, rows: Rows, all_rows: Rows) -> Tensor:
-        """Return dObjective/dmantissa of one segment.
+        """Return dObjective/dmantissa of one segment, through the norms of the mantissas.
 
         The states that a segment begins with belong to the segment before it; their rows are zero
         unless they are x_0.
@@ -106,9 +118,10 @@ class NormSlopes:
             rows: The rows of the segment.
             all_rows: The rows of the sequence.
         """
-        first = all_rows.starts[rows.begin]
+        first = all_rows.starts[rows.begin]  # step row of the sequence that the segment begins with
 
         def in_segment(slope: Tensor) -> Tensor:
+            # The rows of the segment, from state rows of the sequence.
             if first == 0:
                 return slope[: len(lam)]
             begin = all_rows.B + first
@@ -117,7 +130,7 @@ class NormSlopes:
         with torch.enable_grad():
             leaf = lam.detach().requires_grad_()
             norms = []
-            norm_slopes = []
+            norm_slopes = []  # the derivative of the objective by each of them
             if self.of_size is not None:
                 norms.append(norm(leaf))
                 norm_slopes.append(in_segment(self.of_size))
@@ -129,7 +142,7 @@ class NormSlopes:
 
 
 def state_rows(layout: Layout, y: Tensor | None) -> Tensor | None:
-    """Return [T + 1, B] as state rows [B + N], those of x_0 first."""
+    """Return y [T + 1, B] as state rows [B + N], those of x_0 first; None for None."""
     if y is None:
         return None
     return torch.cat([layout.sort(y[0]), layout.flat(y[1:])])

@@ -36,7 +36,10 @@ def parse_segments(segments: Segments) -> Segments:
 
 
 def segment_steps(rows: Rows, segments: Segments) -> int:
-    """Return the steps of a segment: T / segments or about sqrt(T), rounded up to whole chunks."""
+    """Return the steps of a segment: T / segments or about sqrt(T), rounded up to whole chunks.
+
+    A chunk is the steps that are summed at once. Whole chunks give the same sums as no segments.
+    """
     steps = math.sqrt(rows.T) if segments == "auto" else rows.T / int(segments or 1)
     return rows.chunk_steps * math.ceil(steps / rows.chunk_steps)
 
@@ -55,7 +58,10 @@ class SegmentRun(NamedTuple):
 
 
 class LossSource(NamedTuple):
-    """The derivative of the loss by the states of one segment, with readout "every"."""
+    """The derivative of the loss by the states of one segment, with readout "every".
+
+    It is the source of the costates: what each step's own loss adds to them.
+    """
 
     judge: Judge
     pre: Tensor  # a = V h + b_o, a leaf
@@ -88,6 +94,12 @@ def check_segment(plan: SweepPlan, end: Tensor, what: str, states: Callable[[], 
     """Raise at once if the sweep of a segment left the range of its type.
 
     The check of a whole sequence may come later, but the arrays of a segment are gone by then.
+
+    Args:
+        plan: The plan of the sweep, which holds its checks.
+        end: What the sweep ended with: it is not finite if anything before it is not.
+        what: What was swept, for the message.
+        states: Returns the array of all steps, to find the step in.
     """
     check_range(plan, end, what, states)
     settle_checks(plan)
@@ -114,7 +126,8 @@ class LastStates:
         layout: The layout of the whole sequence.
         judge: The loss of the whole sequence.
         x: The last state of each sample, [B, n] in the rows' order.
-        total: With readout "every", the summed loss of each sample, [B].
+        total: With readout "every", the summed loss of each sample, [B]. With readout "last" None:
+            the loss is then computed here from x.
     """
 
     def __init__(
@@ -122,7 +135,8 @@ class LastStates:
     ) -> None:
         self.judge = judge
         self.x = x.requires_grad_(total is None)
-        # Filled in by the adjoint passes.
+        # Derivatives of the objective, filled in by the adjoint passes. That by the start is, until
+        # the pass is over, that by the state which the segment swept last begins with.
         self.of_start: Tensor | None = None
         self.of_V: Tensor | None = None
         self.of_b_o: Tensor | None = None
@@ -152,17 +166,23 @@ class LastStates:
         return detach_or_none(self.source)
 
     def share(self, of_loss: Tensor) -> Tensor:
-        """Return d/d(summed loss), in the rows' order, from d/dL [B] of each sample's loss."""
-        if not self.judge.every:
+        """Return the objective's derivative by each sample's sum of step losses, [B].
+
+        It is in the rows' order. `of_loss` [B] is the derivative by the samples' losses, which are
+        those sums, divided by the number of steps if the loss is a mean.
+        """
+        if not self.judge.every:  # no steps to sum over
             return of_loss
         return self.judge.apply_reduction(self.judge.layout.sort(of_loss))
 
     def pull(self, of_loss: Tensor, of_source: Tensor | None) -> Tensor | None:
-        """Return the derivative by the last states, and keep those by V and b_o.
+        """Return the objective's derivative by the last states, and keep those by V and b_o.
+
+        None with readout "every", where the segments read the states out.
 
         Args:
-            of_loss: The derivative by the losses, [B].
-            of_source: The derivative by `source`, [B, n].
+            of_loss: Its derivative by the losses, [B].
+            of_source: Its derivative by `source`, [B, n]; None if it does not depend on costates.
         """
         if self.judge.every:
             return None

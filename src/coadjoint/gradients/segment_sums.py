@@ -28,7 +28,7 @@ class SweptWeights(NamedTuple):
 
 
 class GradientSums:
-    """Sums over time by the weight they belong to.
+    """Sums over time, each under the name of the weight that it is the gradient of.
 
     Terms of the costates' own derivatives are summed apart, under "... of lam": they are added
     where the gradient without segments adds them, so that the bits are the same.
@@ -40,7 +40,7 @@ class GradientSums:
         self.sums: dict[str, Sum] = {}
 
     def needs(self, name: str) -> bool:
-        """Tell whether the weight `name` exists and is trained."""
+        """Tell whether V, b_o or the field `name` of SweptWeights exists and is trained."""
         owner = self.net if name in READOUT else self.weights
         value = getattr(owner, name)
         if isinstance(value, tuple):  # (R, b)
@@ -56,7 +56,13 @@ class GradientSums:
         return self.sums[name].total() if name in self.sums else None
 
     def add_input_weights(self, name: str, run: SegmentRun, delta: Tensor) -> None:
-        """Add delta u' to R and delta to b of "base" or "side", for the rows of one segment."""
+        """Add delta u' to the sum of R and delta to that of b, for the rows of one segment.
+
+        Args:
+            name: "base" or "side", the inputs that R and b belong to.
+            run: The run of the segment.
+            delta: The derivative by R u + b, step rows.
+        """
         weights = self.weights.base if name == "base" else self.weights.side
         assert weights is not None
         R, b = weights
@@ -66,7 +72,7 @@ class GradientSums:
             self.sum(f"{name} b").add_rows(run.rows, delta)
 
     def add_readout(self, run: SegmentRun, of_pre: Tensor) -> None:
-        """Add dL/da h' to V and dL/da to b_o, for the rows of one segment."""
+        """Add dL/da h' to the sum of V and dL/da to that of b_o, for the rows of one segment."""
         rows = run.rows
         if self.needs("V"):
             self.sum("V").add_product(rows, of_pre, self.net.visible_state(run.saved.x[rows.B :]))
@@ -79,10 +85,11 @@ class GradientSums:
         total = self.total
         of_W = plus(total("W"), total("W of lam"))
         of_p = plus(total("p"), total("p of lam"))
-        of_V_by_lam = total("V of lam")
+        of_V_by_lam = total("V of lam")  # [hidden, outputs], since lam = V' dL/da
         transposed = None if of_V_by_lam is None else of_V_by_lam.t()
         of_V = plus(last.of_V, total("V"), transposed)
         of_b_o = plus(last.of_b_o, total("b_o"))
+        # Each weight with its gradient.
         pairs: list[tuple[Tensor | None, Tensor | None]] = [
             (weights.W, of_W),
             (weights.p, of_p),

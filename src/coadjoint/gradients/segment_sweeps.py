@@ -54,6 +54,7 @@ class SegmentSweeps:
         self.engine = engine
         self.layout, self.u = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         rows = self.layout.rows
+        # On the CPU, lay_out has checked the inputs.
         if self.u.is_cuda and (error := nonfinite_error(self.layout, self.u)) is not None:
             raise error
         with torch.enable_grad():  # the graph from the parameters: masks, structures, gates
@@ -61,6 +62,7 @@ class SegmentSweeps:
             parts = net.weights_for_segments()
             self.weights = SweptWeights(start, parts.W, parts.p, *parts.input_weights)
         self.W = detach_or_none(self.weights.W)
+        # The loss of the whole sequence.
         self.judge = Judge.of(net, self.layout, loss, batch.y, batch.mask, batch.reduce, net.V)
         self.steps = segment_steps(rows, segments)
         self.sizes = rows.sizes[:: self.steps]  # the samples of each segment
@@ -68,7 +70,7 @@ class SegmentSweeps:
         self.sums = GradientSums(net, self.weights)
 
     def new_states(self) -> list[Tensor]:
-        """Return an array [b, n] for each segment, all of them in one allocation.
+        """Return zeros [b, n] for the b samples of each segment, all in one allocation.
 
         Small arrays that stay, allocated between large ones that go, would leave holes in memory
         that no large array fits into.
@@ -89,13 +91,13 @@ class SegmentSweeps:
     def end_rows(self, i: int) -> slice:
         """Return where the last states of the samples that continue are in segment i's states."""
         rows = self.part(i)
-        last = rows.B + rows.starts[-2]
-        return slice(last, last + self.going(i))
+        last_step = rows.B + rows.starts[-2]  # the first row of the last step
+        return slice(last_step, last_step + self.going(i))
 
     def sweep(self, i: int) -> SegmentRun:
         """Run segment i forward from the state it begins with."""
         rows = self.part(i)
-        first = self.layout.rows.starts[rows.begin]
+        first = self.layout.rows.starts[rows.begin]  # step row of the sequence
         u = self.u[first : first + rows.N].detach()
         plan = SweepPlan(self.cell, rows, self.engine)
         R, b = self.weights.base
@@ -110,12 +112,13 @@ class SegmentSweeps:
         return SegmentRun(plan, Saved(a, v, x, p, q), u)
 
     def read_out(self, run: SegmentRun, share: Tensor, twice: bool) -> LossSource:
-        """Return the source of the losses of one segment, with readout "every".
+        """Return the losses of one segment and their derivative by states, with readout "every".
 
         Args:
             run: The run of the segment.
-            share: The derivative by each sample's summed loss, [B] in the rows' order.
-            twice: Keep the graph, to differentiate the source.
+            share: The derivative of the objective by each sample's sum of step losses, [B] in the
+                rows' order. It weights the derivative.
+            twice: Keep the graph, to differentiate the derivative.
         """
         rows = run.rows
         net = self.net
@@ -132,24 +135,28 @@ class SegmentSweeps:
     def onto_states(self, rows: Rows, of_pre: Tensor) -> Tensor:
         """Return V' dL/da as a state array, zero in the slots that the readout does not read."""
         s = affine(rows, of_pre, self.net.V.detach().t(), None)
+        # Zeros for the slots after the first, and for the state that the segment begins with.
         return pad(s, (0, (self.net.slots - 1) * self.net.hidden, rows.B, 0))
 
     def last_source(self, i: int, ended: Tensor | None, going: Tensor | None) -> Tensor | None:
-        """Return the source at the end of segment i, [b, n]; None if it is zero.
+        """Return the adjoint's source at each sample's last step in segment i, [b, n].
+
+        None if it is zero.
 
         Args:
             i: The segment.
-            ended: The source of samples that end here (readout "last"), [B, n].
-            going: The source that the next segment passes to samples that continue.
+            ended: The derivative by the last state of all samples (readout "last"), [B, n], of
+                which those that end here are used.
+            going: The adjoint that the next segment passes to samples that continue.
         """
         if ended is None and going is None:
             return None
-        n = self.going(i)
+        count = self.going(i)  # samples that continue; they come first
         source = self.begins[i].new_zeros(self.begins[i].shape)
         if ended is not None:
-            source[n:] = ended[n : self.sizes[i]]
+            source[count:] = ended[count : self.sizes[i]]
         if going is not None:
-            source[:n] = going
+            source[:count] = going
         return source
 
     def costates(
@@ -165,9 +172,9 @@ class SegmentSweeps:
         Args:
             i: The segment.
             run: Its run.
-            s: Its source at every step, a state array.
-            ended: The source of samples that end here, [B, n].
-            later: J' lam where the next segment begins.
+            s: Its source at every step, a state array (readout "every").
+            ended: The source at the last state of all samples, [B, n] (readout "last").
+            later: J' lam where the next segment begins; None for the last segment.
         """
         rows = run.rows
         k_last = torch.zeros(rows.B, dtype=torch.int32, device=run.saved.x.device)
@@ -176,6 +183,7 @@ class SegmentSweeps:
             k_last[: self.going(i)] = later.exponent
             going = later.mantissa
         s_last = self.last_source(i, ended, going)
+        # As mantissas and exponents (scaled), which are kept for all steps.
         lam, delta, k = self.engine.adjoint(
             run.plan, run.saved, self.W, s, s_last, None, None, True, True, k_last
         )
@@ -186,7 +194,11 @@ class SegmentSweeps:
     def tangent(
         self, run: SegmentRun, costates: SegmentCostates, g: Tensor
     ) -> tuple[Tensor, Tensor, Link]:
-        """Return mu, nu and the scaling between steps, from the derivative g by the mantissas."""
+        """Return the tangent mu (at x) and nu (at a), and the factors between their steps.
+
+        Its source is g, the objective's derivative by the mantissas of the costates, state rows.
+        Since these have exponents k_t, mu_{t-1} enters step t with a factor 2^(k_t - k_{t-1}).
+        """
         link = Link.between(run.rows, costates.k, g.dtype)
         mu, nu = self.engine.tangent(run.plan, run.saved, self.W, g, None, link)
         try:
@@ -210,7 +222,7 @@ class SegmentSweeps:
             s: The source at every step, a state array.
             s_last: The source at each sample's last step here, [b, n].
             sa: The source at a_t, step rows.
-            more_v: Another part of the derivative by v, step rows.
+            more_v: A part of the derivative by v that does not come from this adjoint, step rows.
         """
         saved = run.saved
         rows = run.rows
@@ -219,7 +231,7 @@ class SegmentSweeps:
             wrt.append("v")
         if self.sums.needs("p"):
             wrt.append("p")
-        # Without v and p the engine need not keep lam, only delta.
+        # lam of every step is read for v and p alone. The engine is told whether to keep it.
         adjoint = functools.partial(
             self.engine.adjoint, run.plan, saved, self.W, s, s_last, sa, None, False
         )
@@ -228,7 +240,7 @@ class SegmentSweeps:
             run.plan,
             lam[: rows.B],
             ("the gradient with respect to the state"),
-            lambda: adjoint(True)[0],
+            lambda: adjoint(True)[0],  # all steps, to find the one that failed
         )
         at_begin = lam[: rows.B].clone()
         if self.sums.needs("W"):
@@ -237,13 +249,15 @@ class SegmentSweeps:
         self.sums.add_input_weights("base", run, delta)
         if wrt:
             pull = step_map(self.cell).pulled(("x",), tuple(wrt)).rowwise
-            y = (saved.x[rows.B :], saved.q)
+            known_values = (saved.x[rows.B :], saved.q)  # of the step, not to be computed again
             x_before = rows.prev(saved.x)
-            back = pull(y, saved.a, saved.v, x_before, saved.p, lam[rows.B :], rows=rows)
-            of_p = back.get("p")
+            of_step = pull(
+                known_values, saved.a, saved.v, x_before, saved.p, lam[rows.B :], rows=rows
+            )
+            of_p = of_step.get("p")
             if of_p is not None:
                 self.sums.sum("p").add_rows(rows, of_p)
-            of_v = plus(back.get("v"), more_v)
+            of_v = plus(of_step.get("v"), more_v)
             if of_v is not None:
                 self.sums.add_input_weights("side", run, of_v)
         return at_begin
@@ -251,20 +265,22 @@ class SegmentSweeps:
     def pull_readout(
         self, run: SegmentRun, source: LossSource, mu: Tensor, k: Tensor, loss_share: Tensor
     ) -> Tensor:
-        """Return the second adjoint of the readout as a state array, with readout "every".
+        """Return the objective's derivative by the states through the readout, a state array.
 
-        It is the source of the objective's own loss and the Hessian of the loss times the tangent.
+        It has two parts: the loss in the objective, and the costates, whose source depends on the
+        states by the Hessian of the loss. Those by V and b_o are added to the sums.
 
         Args:
             run: The run of the segment.
             source: The source of its costates, with its graph.
             mu: The tangent, scaled by 2^k.
             k: The exponents of the costates, state rows.
-            loss_share: The derivative of the objective by each sample's summed loss.
+            loss_share: The derivative of the objective by each sample's sum of step losses, [B].
         """
         rows = run.rows
         net = self.net
         weight = source.judge.weight
+        # The state rows that the loss reads. Others may have a tangent outside the range.
         counts = torch.ones(rows.N, dtype=torch.bool) if weight is None else weight != 0
         declared = pad(counts, (rows.B, 0)).to(mu.device)
         true_mu = net.visible_state(at_true_scale(run.plan, mu, k, declared)[rows.B :])

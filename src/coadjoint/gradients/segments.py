@@ -46,9 +46,9 @@ class PenaltyPasses(NamedTuple):
     """What the passes for tangents and the second adjoint take from the passes before them."""
 
     last_states: LastStates
-    share: Tensor  # the derivative of the losses' sum by each sample's summed loss, [B]
-    boundaries: list[Boundary]
-    slopes: NormSlopes
+    share: Tensor  # the derivative of each sample's loss by its sum of step losses, [B]
+    boundaries: list[Boundary]  # J' lam where each segment begins
+    slopes: NormSlopes  # the derivatives of the objective by the norms of costates
 
 
 class SegmentedGradient(SegmentSweeps):
@@ -61,6 +61,7 @@ class SegmentedGradient(SegmentSweeps):
     def loss_gradient(self) -> GradientTuple:
         """Compute the gradient of the mean loss."""
         last_states = self.forward()
+        # The derivative of the mean by each sample's loss, [B].
         leaf = last_states.losses.detach().requires_grad_()
         with torch.enable_grad():
             (of_loss,) = torch.autograd.grad(self.batch.mean(leaf), leaf)
@@ -86,13 +87,14 @@ class SegmentedGradient(SegmentSweeps):
             share: 1, or 0 to leave out the loss.
         """
         last_states = self.forward()
+        # Costates are those of each sample's own loss, so every loss has the derivative 1.
         of_sums = last_states.share(torch.ones_like(last_states.losses))
-        at, boundaries = self.pass_costates(last_states, of_sums)
+        norms, boundaries = self.pass_costates(last_states, of_sums)
         losses = last_states.losses.detach().requires_grad_()
-        leaves = [at.size.requires_grad_(), at.size_1.requires_grad_(), losses]
+        leaves = [norms.size.requires_grad_(), norms.size_1.requires_grad_(), losses]
         with torch.enable_grad():
             trajectory = TrajectoryWithoutStates(self.net, self.layout, self.u, name)
-            lam = CostateNorms(trajectory, name, at, losses)
+            lam = CostateNorms(trajectory, name, norms, losses)
             value = check(G(lam), lam, name)
             objective = losses if share else torch.zeros_like(losses)
             if rho != 0:
@@ -103,10 +105,10 @@ class SegmentedGradient(SegmentSweeps):
         penalties = value.detach()
         slopes = NormSlopes(self.layout, of_size, of_size_1)
         # Free the penalty's graph and its inputs, as large as the sequence, before the next pass.
-        del at, lam, value, objective, leaves, losses, of_size, of_size_1
+        del norms, lam, value, objective, leaves, losses, of_size, of_size_1
         if of_loss is None:
             of_loss = torch.zeros_like(last_states.losses)
-        if slopes.zero:
+        if slopes.zero:  # the objective does not depend on costates
             self.adjoint(last_states, of_loss)
         else:
             passes = PenaltyPasses(last_states, of_sums, boundaries, slopes)
@@ -119,7 +121,10 @@ class SegmentedGradient(SegmentSweeps):
 
     @torch.no_grad()
     def forward(self) -> LastStates:
-        """Run all segments forward, keeping the state that each begins with."""
+        """Run all segments forward, keeping the state that each begins with.
+
+        Return the last state and the loss of each sample.
+        """
         self.begins[0].copy_(self.weights.start)
         x_last = self.u.new_empty(self.layout.rows.B, self.net.slots * self.net.hidden)
         total = self.u.new_zeros(self.layout.rows.B) if self.judge.every else None
@@ -128,10 +133,15 @@ class SegmentedGradient(SegmentSweeps):
         return LastStates(self.net, self.layout, self.judge, x_last, total)
 
     def _forward_segment(self, i: int, x_last: Tensor, total: Tensor | None) -> Tensor | None:
-        """Write the last states of segment i and return the losses summed so far."""
+        """Run segment i, and write its last states to `x_last` [B, n].
+
+        Return `total` [B], the sums of step losses, with those of this segment; None with readout
+        "last", where steps have no losses.
+        """
         run = self.sweep(i)
         x = run.saved.x
         rows = run.rows
+        # Samples that continue are written again by the next segment.
         x_last[: rows.B] = rows.last(x)
         if self.going(i):
             self.begins[i + 1].copy_(x[self.end_rows(i)])
@@ -145,7 +155,10 @@ class SegmentedGradient(SegmentSweeps):
 
     @torch.no_grad()
     def adjoint(self, last_states: LastStates, of_loss: Tensor) -> None:
-        """Sweep the adjoint from the last segment to the first, each after its forward sweep."""
+        """Sweep the adjoint from the last segment to the first, each after its forward sweep.
+
+        The gradient is added to `sums`. `of_loss` [B] is the objective's derivative by the losses.
+        """
         share = last_states.share(of_loss)
         ended = last_states.pull(of_loss, None)
         for i in reversed(range(len(self.sizes))):
@@ -154,6 +167,14 @@ class SegmentedGradient(SegmentSweeps):
     def _adjoint_segment(
         self, i: int, share: Tensor, ended: Tensor | None, going: Tensor | None
     ) -> Tensor:
+        """Return the adjoint at the state that segment i begins with.
+
+        Args:
+            i: The segment.
+            share: The derivative by each sample's sum of step losses, [B].
+            ended: The derivative by the last state of each sample, [B, n] (readout "last").
+            going: The adjoint at the state that segment i + 1 begins with.
+        """
         run = self.sweep(i)
         s = None
         if self.judge.every:
@@ -174,13 +195,13 @@ class SegmentedGradient(SegmentSweeps):
         size = self.u.new_empty(rows.B + rows.N)
         size_1 = self.u.new_empty(rows.B + rows.N)
         exponent = torch.empty(rows.B + rows.N, dtype=torch.int32, device=self.u.device)
-        at = AllSteps(size, size_1, exponent)
+        norms = AllSteps(size, size_1, exponent)  # state rows, filled in segment by segment
         exponents = torch.zeros(len(self.sizes), rows.B, dtype=torch.int32, device=self.u.device)
         boundaries = []
         for mantissa, k in zip(self.new_states(), exponents, strict=True):
             boundaries.append(Boundary(mantissa, k[: len(mantissa)]))
         for i in reversed(range(len(self.sizes))):
-            self._costates_segment(i, last_states, share, at, boundaries)
+            self._costates_segment(i, last_states, share, norms, boundaries)
         padded = self.layout.padded_states
         return AllSteps(padded(size), padded(size_1), padded(exponent)), boundaries
 
@@ -193,9 +214,10 @@ class SegmentedGradient(SegmentSweeps):
         i: int,
         last_states: LastStates,
         share: Tensor,
-        at: AllSteps,
+        norms: AllSteps,
         boundaries: list[Boundary],
     ) -> None:
+        """Compute the costates of segment i; write their norms, and J' lam where it begins."""
         run = self.sweep(i)
         s = self._loss_source(run, share)
         lam, _, k = self.costates(i, run, s, last_states.s_last, boundary_after(boundaries, i))
@@ -207,10 +229,10 @@ class SegmentedGradient(SegmentSweeps):
             # The state a segment begins with is the end of the one before, which writes its norm.
             lam = lam[rows.B :]
             k = k[rows.B :]
-        here = slice(end - len(lam), end)
-        at.size[here] = norm(lam)
-        at.size_1[here] = lam.abs().sum(-1)
-        at.exponent[here] = k
+        here = slice(end - len(lam), end)  # the state rows of the sequence
+        norms.size[here] = norm(lam)
+        norms.size_1[here] = lam.abs().sum(-1)
+        norms.exponent[here] = k
 
     # the tangents
 
@@ -235,7 +257,12 @@ class SegmentedGradient(SegmentSweeps):
         tangents: list[Tensor | None],
         last_tangent: Tensor,
     ) -> None:
-        n = self.going(i)
+        """Sweep the tangents of segment i, which begin with tangents[i].
+
+        Write tangents[i + 1] for samples that continue, and `last_tangent` for those that end here
+        (readout "last").
+        """
+        going = self.going(i)  # samples that continue; they come first
         rows = self.part(i)
         run = self.sweep(i)
         s = self._loss_source(run, passes.share)
@@ -243,20 +270,26 @@ class SegmentedGradient(SegmentSweeps):
         costates = self.costates(i, run, s, passes.last_states.s_last, later)
         g = self.tangent_source(i, costates, passes.slopes, tangents[i])
         mu, _, _ = self.tangent(run, costates, g)
-        if not self.judge.every and n < rows.B:
-            k = rows.last(costates.k[:, None])[n:, 0]
-            last_tangent[n : rows.B] = at_true_scale(run.plan, rows.last(mu)[n:], k, None)
+        if not self.judge.every and going < rows.B:
+            k = rows.last(costates.k[:, None])[going:, 0]
+            last_mu = rows.last(mu)[going:]
+            last_tangent[going : rows.B] = at_true_scale(run.plan, last_mu, k, None)
             settle_checks(run.plan)
-        following = tangents[i + 1] if n else None
+        following = tangents[i + 1] if going else None
         if following is not None and later is not None:
-            ends = self.end_rows(i)
-            shift = later.exponent - costates.k[ends]
-            following.copy_(scale(mu[ends], shift[:, None]))
+            # mu is scaled by 2^k of this segment's costates, and goes on with that of the next.
+            end_rows = self.end_rows(i)
+            shift = later.exponent - costates.k[end_rows]
+            following.copy_(scale(mu[end_rows], shift[:, None]))
 
     def tangent_source(
         self, i: int, costates: SegmentCostates, slopes: NormSlopes, carried: Tensor | None
     ) -> Tensor:
-        """Return dObjective/dmantissa as a state array, which begins with the carried tangent."""
+        """Return the source of the tangents of segment i, a state array.
+
+        It is dObjective/dmantissa. At the state that the segment begins with it is `carried`, the
+        tangent where the segment before ended; None for the first segment.
+        """
         rows = self.part(i)
         g = slopes.pull(costates.lam, rows, self.layout.rows)
         if carried is not None:
@@ -273,14 +306,20 @@ class SegmentedGradient(SegmentSweeps):
         tangents: list[Tensor | None],
         last_tangent: Tensor,
     ) -> None:
-        """Sweep the second adjoint, from the last segment to the first.
+        """Sweep the second adjoint, from the last segment to the first, and add to the sums.
 
         Each segment first repeats its forward sweep, costates and tangents.
+
+        Args:
+            passes: The results of the passes before.
+            of_loss: The objective's derivative by the losses themselves, [B].
+            tangents: The tangent that each segment begins with.
+            last_tangent: The tangent at each sample's last state, [B, n].
         """
         last_states = passes.last_states
         ended = last_states.pull(of_loss, last_tangent)
         loss_share = last_states.share(of_loss)
-        bent: Tensor | None = None
+        bent: Tensor | None = None  # the source where the segment after begins
         for i in reversed(range(len(self.sizes))):
             last_states.of_start, bent = self._second_adjoint_segment(
                 i, passes, loss_share, tangents[i], ended, bent
@@ -299,6 +338,14 @@ class SegmentedGradient(SegmentSweeps):
 
         That source belongs to the segment before, as `bent`, the source where segment i + 1
         begins, belongs to this one.
+
+        Args:
+            i: The segment.
+            passes: The results of the passes before.
+            loss_share: The objective's derivative by each sample's sum of step losses, [B].
+            carried: The tangent that the segment begins with.
+            ended: The objective's derivative by each sample's last state, [B, n].
+            bent: The source described above; None for the last segment.
         """
         run = self.sweep(i)
         bends = self._bends(i, run, passes, loss_share, carried)
@@ -306,7 +353,7 @@ class SegmentedGradient(SegmentSweeps):
         bent_before: Tensor | None = None
         if s is not None and bent is not None:
             s[self.end_rows(i)] += bent
-        if s is not None and i > 0:
+        if s is not None and i > 0:  # handed to the segment before, and not counted here
             bent_before = s[: run.rows.B].clone()
             s[: run.rows.B] = 0
         s_last = self.last_source(i, ended, passes.last_states.of_start)
@@ -324,7 +371,7 @@ class SegmentedGradient(SegmentSweeps):
         """Return the sources of the second adjoint at a, v and x (a state array).
 
         They are the derivatives of <tangent, costates> by what the forward sweep saved. Those by
-        W, p and V are added to the sums.
+        W, p and V are added to the sums. The arguments are those of `_second_adjoint_segment`.
         """
         rows = run.rows
         source = self.read_out(run, passes.share, True) if self.judge.every else None
@@ -334,13 +381,14 @@ class SegmentedGradient(SegmentSweeps):
         g = self.tangent_source(i, costates, passes.slopes, carried)
         mu, nu, link = self.tangent(run, costates, g)
         del g
-        m = apply_link(rows, mu, link)
+        m = apply_link(rows, mu, link)  # mu_{t-1} in the scale of lam_t, step rows
         if self.sums.needs("W"):
+            # lam_{t-1} holds r' W' delta_t, whose derivative by W is delta_t (r' m_t)'.
             r_push = read_push(self.cell, rows.prev(run.saved.x), m, rows)
             self.sums.sum("W of lam").add_product(rows, costates.delta, r_push)
             del r_push
         wrt = ["a", "x"]
-        if self.sums.needs("side"):
+        if self.sums.needs("side"):  # in the order a, v, x, p
             wrt.insert(1, "v")
         if self.sums.needs("p"):
             wrt.append("p")

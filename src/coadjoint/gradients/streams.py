@@ -36,7 +36,10 @@ def check_input(stream: Stream | Windows, u: Tensor) -> Tensor:
 
 
 def target_of(y: object, batch: int) -> Tensor | None:
-    """Return y_t as [B, ...]; one stream may leave out the first dimension."""
+    """Return y_t as [B, ...], for B = `batch`; one stream may leave out the first dimension.
+
+    A target of one stream is taken to have that dimension if its first dimension is 1.
+    """
     if y is None:
         return None
     target = tensor_of("y_t", y)
@@ -46,7 +49,11 @@ def target_of(y: object, batch: int) -> Tensor | None:
 
 
 def pre_outputs(net: Network, x: Tensor, u: Tensor) -> Tensor:
-    """Return a = V h + D u + b_o of one step, [B, outputs], with h through the readout's layers."""
+    """Return a = V h + D u + b_o of one step, [B, outputs].
+
+    h is the visible part of the state, passed through the readout's tanh layers if it has any. D
+    exists if the inputs reach the outputs directly.
+    """
     h = net.visible_state(x)
     for layer in net.deep:
         h = torch.tanh(layer(h))

@@ -23,7 +23,7 @@ CHUNK = 256  # steps whose Gram matrices are held at a time
 
 @dataclass(frozen=True, eq=False)
 class Temporal:
-    """The terms grad_t of the gradient with respect to W, R and b, in float64.
+    """The terms grad_t of the gradient with respect to W, R and b, for t = 1..T, in float64.
 
         W:  sum over samples of delta_t r(x_{t-1})'
         R:  sum over samples of delta_t u_t'
@@ -64,7 +64,9 @@ class Temporal:
             x_before = rows.prev(saved.x)
             wrt = ("a", "v") if cell.side_entries else ("a",)
             pull = slopes.step_map(cell).pulled(("x",), wrt)
-            back = pull((saved.x[rows.B :], saved.q), saved.a, saved.v, x_before, saved.p, mantissa)
+            known_values = (saved.x[rows.B :], saved.q)  # of the step, not to be computed again
+            # lam_t pulled back to a_t and v_t, as mantissas.
+            pulled = pull(known_values, saved.a, saved.v, x_before, saved.p, mantissa)
             weights = layout.sort(e.batch.weights(lam.mantissa))
             weight_of_row = weights[rows.sample][:, None] / rows.B
 
@@ -73,11 +75,11 @@ class Temporal:
                 # past may lie far below what float32 can hold.
                 return scale(y.double(), powers) * weight_of_row
 
-            of_a = back["a"]
-            if of_a is None:
+            of_a = pulled["a"]
+            if of_a is None:  # no step depends on a
                 of_a = torch.zeros_like(saved.a)
             delta = at_true_scale(of_a)
-            of_v = back.get("v")
+            of_v = pulled.get("v")
             side = None if of_v is None else at_true_scale(of_v)
             into_v = net.input_gradient_rows(delta, side)
             r = None
@@ -90,18 +92,20 @@ class Temporal:
     def with_exponents(e: Evaluation) -> tuple[Temporal, list[int]]:
         """Return grad_t 2^{-m_t} and m_1..m_T, m_t the largest exponent of a costate at step t.
 
-        The scaled components neither underflow nor overflow, however far the costates decay.
+        The costates lam_t = mantissa 2^power are replaced by lam_t 2^{-m_t}. The scaled components
+        neither underflow nor overflow, however far the costates decay.
         """
         layer_of(e)  # refuses several layers
         trajectory, lam = run_and_costates(e)
         powers_by_step = trajectory.layout.rows.states(lam.powers)
         largest = [int(powers.max()) for powers in powers_by_step]
-        units = []
+        largest_of_row = []
         for powers, m in zip(powers_by_step, largest, strict=True):
-            units.append(torch.full_like(powers, m))
-        scaled = Costates(lam.trajectory, lam.rows, lam.powers - torch.cat(units), lam.loss)
+            largest_of_row.append(torch.full_like(powers, m))
+        scaled_powers = lam.powers - torch.cat(largest_of_row)
+        scaled = Costates(lam.trajectory, lam.rows, scaled_powers, lam.loss)
         scaled_evaluation = replace(e, run=lambda: e.trajectory, adjoint=lambda _: scaled)
-        return Temporal.of(scaled_evaluation), largest[1:]
+        return Temporal.of(scaled_evaluation), largest[1:]  # without that of lam_0
 
     def norms(self) -> dict[str, Tensor]:
         """Compute ||grad_t||, [T], for each of W, R, b and for all jointly, under "joint"."""
@@ -154,7 +158,13 @@ class Temporal:
         return self._products(self.into_W * weight_of_row, self.into_v * weight_of_row, everywhere)
 
     def _products(self, into_W: Tensor, into_v: Tensor, here: slice) -> Gradient:
-        """Sum over some rows of the products that make up the gradient."""
+        """Return the sums over rows that make up the gradient: delta r', delta u' and delta.
+
+        Args:
+            into_W: delta of these rows, by which r(x_{t-1}) is multiplied.
+            into_v: delta of these rows at the rows of R and b.
+            here: Where these rows are in `r` and `u`.
+        """
         gradient = {"R": into_v.T @ self.u[here]}
         if self.network.b is not None:
             gradient["b"] = into_v.sum(0)

@@ -63,14 +63,14 @@ class Truncated(Method):
         """Compute the sum of the gradients of all windows."""
         check_arguments(net, batch)
         layer = require_one_layer(net, "truncated backpropagation")
-        layout, flat = lay_out(batch.u, batch.lengths, layer.inputs, layer.V)
-        u = layout.padded(flat)
+        layout, u_rows = lay_out(batch.u, batch.lengths, layer.inputs, layer.V)
+        u = layout.padded(u_rows)  # [T, B, inputs]
         lengths = layout.lengths
         with torch.no_grad():
             run = layer(u, None if layout.rows.uniform else lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         total = {name: torch.zeros_like(p) for name, p in trained_parameters(layer).items()}
-        for end in range(1, layout.rows.T + 1):
+        for end in range(1, layout.rows.T + 1):  # the step that a window ends with
             ends_here = lengths == end
             window_ends = ends_here
             if layer.readout == "every" and end % self.k1 == 0:
@@ -84,13 +84,21 @@ class Truncated(Method):
         return make_evaluation(layer, batch, loss, result, lambda: run)
 
     def sweeps(self, net: Net, T: int) -> float:
-        """Return 1 for the states, and 2 of k2 steps for each window."""
+        """Return 1 for the states, and 2 of k2 steps for each window, as a multiple of T steps."""
         window = min(self.k2, T)
         between_windows = min(self.k1, T) if net.readout == "every" else T
         return 1 + 2 * window / between_windows
 
     def stream(self, net: Net, batch: int = 1, x0: Tensor | None = None) -> Windows:
-        """Learn online: `s.take(u_t, y_t, loss)` returns a gradient every k1 steps."""
+        """Return Windows s for online learning: `s.take(u_t, y_t, loss)` gives gradients.
+
+        There is one every k1 steps.
+
+        Args:
+            net: The network.
+            batch: The number of streams that run in parallel, B.
+            x0: Their initial state, [B, n] or [n]; the network's own if it is not given.
+        """
         return Windows(net, self.k1, self.k2, batch, x0)
 
 
@@ -104,6 +112,8 @@ class Window:
 
     def __init__(self, end: int, k1: int, k2: int, samples: Tensor) -> None:
         self.begin = max(0, end - k2)
+        # The last multiple of k1 before `end`, since windows end at multiples of k1. Only the last
+        # window of a sample may end between them.
         self.fresh = end - ((end - 1) % k1 + 1)
         self.end = end
         self.samples = samples
@@ -160,13 +170,13 @@ class Window:
         if batch.mask is not None:
             mask = tensor_of("the loss mask", batch.mask).to(u.dtype)
         window_mask = mask[steps, self.samples].clone()
-        window_mask[: self.fresh - self.begin] = 0
+        window_mask[: self.fresh - self.begin] = 0  # losses that an earlier window has counted
         values = run.loss(loss, y, mask=window_mask)
         if batch.reduce == "mean":
             # The mean is over all steps of a sample, not over those of this window.
             exists = (torch.arange(len(mask))[:, None] < lengths).to(mask.device)
             count = torch.where(exists, mask, 0).sum(0)[self.samples]
-            values = values / torch.where(count == 0, 1, count)
+            values = values / torch.where(count == 0, 1, count)  # 0 / 1 without any losses
         return values
 
 
@@ -176,6 +186,13 @@ class Windows:
     Every k1 steps, the losses of these steps are backpropagated through the last k2 steps. Only k2
     steps (x_{t-1}, u_t, y_t) are kept, however long the streams are. A window is swept with the
     present weights, from the state that was reached at its beginning with the weights of that time.
+
+    Args:
+        net: A network of one layer with readout "every".
+        k1: The steps between gradients.
+        k2: The steps to backpropagate each loss.
+        batch: The number of streams that run in parallel, B.
+        x0: Their initial state, [B, n] or [n]; the network's own if it is not given.
     """
 
     def __init__(self, net: Net, k1: int, k2: int, batch: int, x0: Tensor | None = None) -> None:
@@ -191,7 +208,7 @@ class Windows:
         self.batch = batch
         self.x0 = x0
         self.past: deque[tuple[Tensor, Tensor, Tensor | None]] = deque(maxlen=k2)
-        self.kept = k2  # steps of the past
+        self.kept = k2  # the most steps of the past that are stored
         self.reset()
 
     def reset(self) -> None:
@@ -220,7 +237,10 @@ class Windows:
         return a, losses, gradient
 
     def rest(self, loss: LossLike) -> Gradient | None:
-        """Return the gradient of the losses not counted so far; None if there are none."""
+        """Return the gradient of the losses not counted so far; None if there are none.
+
+        They are backpropagated through all stored steps, at most k2.
+        """
         if not self.fresh:
             return None
         steps = len(self.past)
@@ -232,7 +252,8 @@ class Windows:
         mask = u.new_zeros(steps, self.batch)
         mask[steps - self.fresh :] = 1
         self.fresh = 0
-        # As long as the window reaches back to the first step, a learned x0 has a gradient.
+        # As long as the window reaches back to the first step, a learned x0 has a gradient: it is
+        # in the graph if the network is given x0, not the state that was stored.
         start = self.x0 if self.t == steps else x
         with torch.enable_grad():
             run = self.net(u, x0=start)
@@ -253,15 +274,15 @@ class Windows:
     def complaint(self, state: dict[str, Tensor]) -> str | None:
         """Say what is wrong with a state read from a file; None if it can be restored."""
         y = state.get("past.y")
-        steps = 0
+        steps = 0  # of the past that it holds
         if "past.x" in state and state["past.x"].dim():
             steps = len(state["past.x"])
         expected = {"x": self.x, "fresh": torch.tensor(0)}
-        if any(name.startswith("past.") for name in state):
+        if any(name.startswith("past.") for name in state):  # device "meta": shapes without memory
             expected["past.x"] = self.x.new_empty(steps, *self.x.shape, device="meta")
             shape = (steps, self.batch, self.net.inputs)
             expected["past.u"] = self.x.new_empty(shape, device="meta")
-        if y is not None:
+        if y is not None:  # a target may have any type, and its shape is checked below
             expected["past.y"] = y
         if wrong := misfit(expected, state):
             return wrong

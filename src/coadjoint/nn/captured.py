@@ -27,13 +27,15 @@ class CapturedModule:
     """A function of data and weights, and its gradient, each captured as a CUDA graph.
 
     The graphs read copies of the data, and the weights where they lie. What the forward leaves for
-    the backward is overwritten by the next forward, so `turn` counts them.
+    the backward is overwritten by the next forward. `turn` counts the forwards, so that a backward
+    can tell whether what it needs is still there.
     """
 
     def __init__(self, f: Map, data: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        """Capture outputs = f(data, weights) and, if one may be needed, its gradient."""
         self.f = f
         self.turn = 0
-        self.back: torch.cuda.CUDAGraph | None = None
+        self.back: torch.cuda.CUDAGraph | None = None  # of the gradient
         self.data = [make_leaf(y.detach().clone(), y) for y in data]
         leaves = [make_leaf(y.detach(), y) for y in weights]
         inputs = [*self.data, *leaves]
@@ -44,6 +46,7 @@ class CapturedModule:
         def gradient(
             outputs: Sequence[Tensor], bars: Sequence[Tensor]
         ) -> tuple[Tensor | None, ...]:
+            # bars: the loss's gradient by the outputs
             return torch.autograd.grad(outputs, trained, bars, retain_graph=True, allow_unused=True)
 
         def rehearse() -> None:
@@ -52,7 +55,7 @@ class CapturedModule:
                 gradient(outputs, list(map(torch.zeros_like, outputs)))
 
         stream = prepare_stream(data[0].device, rehearse)
-        pool = torch.cuda.graph_pool_handle()
+        pool = torch.cuda.graph_pool_handle()  # the backward reads memory of the forward
         self.forward = torch.cuda.CUDAGraph()
         with capture_graph(self.forward, stream, pool):
             outputs = f(self.data, leaves)
@@ -61,7 +64,7 @@ class CapturedModule:
             return
         # The outputs hold what the backward reads, so that it may be replayed more than once.
         self.graph_outputs = outputs
-        self.bars = list(map(torch.zeros_like, outputs))
+        self.bars = list(map(torch.zeros_like, outputs))  # filled in before each replay
         self.is_bar_zero = [True] * len(outputs)
         self.back = torch.cuda.CUDAGraph()
         with capture_graph(self.back, stream, pool):
@@ -71,7 +74,7 @@ class CapturedModule:
         self.has_grad = [g is not None for g in grads]
 
     def run(self, data: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs for other data."""
+        """The outputs for other data of the same shapes, by a replay of the forward."""
         for copy, y in zip(self.data, data, strict=True):
             copy.detach().copy_(y)
         self.turn += 1
@@ -79,12 +82,15 @@ class CapturedModule:
         return tuple(y.clone() for y in self.outputs)
 
     def pull(self, bars: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradient by the inputs that need one; bars: by the outputs."""
+        """The gradient by the data and weights that need one, by a replay of the backward.
+
+        bars: the loss's gradient by each output; None where it is zero.
+        """
         assert self.back is not None
         for i, (copy, bar) in enumerate(zip(self.bars, bars, strict=True)):
             if bar is not None:
                 copy.copy_(bar)
-            elif not self.is_bar_zero[i]:
+            elif not self.is_bar_zero[i]:  # it still holds the bar of an earlier call
                 copy.zero_()
             self.is_bar_zero[i] = bar is None
         self.back.replay()
@@ -92,27 +98,27 @@ class CapturedModule:
 
 
 def data_key(y: Tensor) -> Hashable:
-    """What a graph depends on of an input, whose values are copied."""
+    """What must not change of an input for a graph to be replayed; its values are copied in."""
     return (tuple(y.shape), y.stride(), y.dtype, y.device, y.requires_grad)
 
 
 def weight_key(w: Tensor) -> Hashable:
-    """What a graph depends on of a weight, which it reads where it lies."""
+    """What must not change of a weight for a graph to be replayed; it is read where it lies."""
     return (w.data_ptr(), w.requires_grad)
 
 
 def make_leaf(y: Tensor, like: Tensor) -> Tensor:
-    """`y`, which requires a gradient if `like` does."""
+    """`y`, set to require a gradient if `like` does."""
     return y.requires_grad_(like.requires_grad)
 
 
 class ReplayContext(Protocol):
-    """The context of ReplayFunction."""
+    """What the forward of ReplayFunction leaves for its backward, in torch's `ctx`."""
 
     owner: CapturedModules
     module: CapturedModule
-    count: int
-    turn: int
+    count: int  # of data tensors; the weights follow them
+    turn: int  # of the module, after this forward
     saved_tensors: tuple[Tensor, ...]
 
     def save_for_backward(self, *tensors: Tensor) -> None:
@@ -133,7 +139,7 @@ class ReplayFunction(Function):
         count: int,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Replay the forward."""
+        """Replay the forward, and save the tensors in case the backward must be computed."""
         outputs = module.run(tensors[:count])
         ctx.owner = owner
         ctx.module = module
@@ -145,7 +151,11 @@ class ReplayFunction(Function):
 
     @staticmethod
     def backward(ctx: ReplayContext, *bars: Tensor | None) -> Gradients:
-        """Replay the backward, or compute it if it is differentiated again or was overwritten."""
+        """The gradient by all tensors; bars: the loss's gradient by the outputs.
+
+        It is replayed, unless it will be differentiated itself (create_graph=True), or a later
+        forward has overwritten what it reads: then it is computed operation by operation.
+        """
         module = ctx.module
         differentiates = torch.is_grad_enabled()
         if differentiates or ctx.turn != module.turn:
@@ -153,13 +163,17 @@ class ReplayFunction(Function):
             grads: Gradients = compute_gradient(ctx, bars, differentiates)
         else:
             grads = module.pull(bars)
+        # None for owner, module and count, which are no tensors.
         return None, None, None, *fill_in(grads, module.needs_gradient)
 
 
 def compute_gradient(
     ctx: ReplayContext, bars: Sequence[Tensor | None], create_graph: bool
 ) -> tuple[Tensor | None, ...]:
-    """The gradient by the tensors that need one, operation by operation."""
+    """The gradient by the saved tensors that need one, operation by operation.
+
+    bars: the loss's gradient by each output; None where the loss does not depend on it.
+    """
     tensors = ctx.saved_tensors
     module = ctx.module
     needed = list(itertools.compress(tensors, module.needs_gradient))
@@ -178,10 +192,10 @@ def compute_gradient(
 
 def fill_in(values: Sequence[Tensor | None], places: Sequence[bool]) -> list[Tensor | None]:
     """The values, one after the other, where `places` is true; None elsewhere."""
-    rest = iter(values)
+    remaining = iter(values)
     filled: list[Tensor | None] = []
-    for place in places:
-        filled.append(next(rest) if place else None)
+    for has_value in places:
+        filled.append(next(remaining) if has_value else None)
     return filled
 
 
@@ -194,15 +208,19 @@ class CapturedModules:
         self.is_twice_differentiated = False
 
     def __deepcopy__(self, memo: object) -> CapturedModules:
-        return CapturedModules()  # a copied module has other weights
+        return CapturedModules()  # without graphs: a copied module has its weights elsewhere
 
     def __reduce__(self) -> tuple[type[CapturedModules], tuple[()]]:
+        # Pickled without graphs, which belong to this process.
         return CapturedModules, ()
 
     def __call__(
         self, key: Hashable, f: Map, data: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """f(data, weights), by a CUDA graph from the third call on; key: what else f depends on."""
+        """f(data, weights), by a CUDA graph from the third call with tensors of these shapes on.
+
+        key: what else f depends on.
+        """
         captures = not self.is_twice_differentiated and not is_transformed()
         # A graph reads weights where they lie, and a computed one lies elsewhere at each call.
         stay_in_place = all(isinstance(w, Parameter) for w in weights)

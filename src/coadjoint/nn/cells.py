@@ -36,7 +36,7 @@ class CellModule(nn.RNNCellBase):
     _engine = "auto"
 
     def _find_mode(self) -> str:
-        """The key of FORMULAS."""
+        """The key of FORMULAS for this cell, as in "RNN_TANH"."""
         if not isinstance(self, nn.RNNCell):
             return self.mode
         mode = f"RNN_{self.nonlinearity.upper()}"
@@ -46,7 +46,10 @@ class CellModule(nn.RNNCellBase):
 
     # Any: torch.nn declares hx and the result differently for each of the three.
     def forward(self, input: Tensor, hx: Any = None) -> Any:
-        """As torch.nn's: h', of an LSTMCell (h', c')."""
+        """The next state, as torch.nn's cells return it: h', or (h', c') of an LSTMCell.
+
+        input [B, inputs] or [inputs]; hx: the state before, zeros if it is None.
+        """
         mode = self._find_mode()
         W = self.weight_hh
         check_weights(W)
@@ -55,18 +58,19 @@ class CellModule(nn.RNNCellBase):
         if hx is not None:
             states = list(hx) if self.slots > 1 else [hx]
         self._check_shapes(input, states)
-        single = input.dim() == 1
+        single = input.dim() == 1  # one sample without the axis of samples
         u = input
         if single:
             u = input[None]
             states = [y[None] for y in states]
-        if autocast_is_on():
+        if autocast_is_on():  # sweeps run in the type of the weights
             u = u.to(W.dtype)
             states = [y.to(W.dtype) for y in states]
         if not torch.compiler.is_compiling():
             check_memory(u, states, self.named_parameters())
         B = len(u)
         x0 = torch.cat(states or [u.new_zeros(B, self.hidden_size)] * self.slots, 1)
+        # Where torch.compile traces, the sweep is one operator, without rows.
         rows = None if B == 0 or is_seen_as_operators(u, W) else uniform_rows(1, B)
         frame = Frame(1, B, rows)
         if B == 0:  # nothing to sweep over, but a gradient of zero for every parameter
@@ -84,7 +88,7 @@ class CellModule(nn.RNNCellBase):
         return tuple(out) if self.slots > 1 else out[0]
 
     def _check_shapes(self, input: Tensor, states: list[Tensor]) -> None:
-        """torch.nn's checks, in its words."""
+        """Refuse wrong shapes and types of the input and of h (and c), in torch.nn's words."""
         name = type(self).__name__
         if input.dim() not in (1, 2):
             raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
@@ -107,7 +111,7 @@ class CellModule(nn.RNNCellBase):
                 f"input has inconsistent input_size: got {input.shape[-1]} expected "
                 f"{self.input_size}"
             )
-        if autocast_is_on():
+        if autocast_is_on():  # types are then converted
             return
         for y in (input, *states):
             if y.dtype != self.weight_hh.dtype:
@@ -118,7 +122,7 @@ class CellModule(nn.RNNCellBase):
 
 
 def batch_size(y: Tensor) -> int | str:
-    """The number of samples of an input or state; "none" for a single one."""
+    """The number of samples of an input or state; "none" without the axis of samples."""
     return len(y) if y.dim() == 2 else "none"
 
 

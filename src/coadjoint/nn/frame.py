@@ -59,7 +59,10 @@ class DirectionWeights(NamedTuple):
 
     @staticmethod
     def find(weights: Mapping[str, Tensor], suffix: str) -> DirectionWeights:
-        """Those of the direction whose names end with this suffix, as in weight_ih_l0."""
+        """The weights whose names end with this suffix, as _l0 in weight_ih_l0.
+
+        They are None where the module does not have them.
+        """
         optional = [weights.get(name + suffix) for name in DirectionWeights._fields[2:]]
         weight_ih = weights["weight_ih" + suffix]
         weight_hh = weights["weight_hh" + suffix]
@@ -73,7 +76,11 @@ NORMS = ("gain_ih", "gain_hh", "gain_c", "shift_c")
 def find_formula(
     mode: str, peephole: bool = False, dropout: bool = False, zoneout: bool = False
 ) -> tuple[Cell, str]:
-    """The cell of a module, and its name in compiled programs."""
+    """The cell of a module with these options, and its name in compiled programs.
+
+    dropout, zoneout: whether the cell reads the noise of recurrent dropout and of zoneout. Cells
+    are made once.
+    """
     name = mode + " peephole" * peephole + " dropout" * dropout + " zoneout" * zoneout
     if name not in opaque.CELLS_BY_NAME:
         cell = library.peephole if peephole else FORMULAS[mode]
@@ -90,7 +97,10 @@ for known_mode in FORMULAS:
 
 
 def merge_biases(mode: str, ih: Tensor | None, hh: Tensor | None) -> Tensor | None:
-    """The formula's bias b, from torch's two; without b_hn of a GRU."""
+    """The formula's bias b = b_ih + b_hh; of a GRU without b_hn, the last third of b_hh.
+
+    That one is not merged because the reset gate multiplies it (see reset_bias).
+    """
     if ih is None or hh is None:
         return None
     if mode == "GRU":
@@ -99,34 +109,41 @@ def merge_biases(mode: str, ih: Tensor | None, hh: Tensor | None) -> Tensor | No
 
 
 def with_own_gradient(y: Tensor) -> Tensor:
-    """`y`; its gradient does not share memory with that of another parameter."""
-    if is_seen_as_operators(y):
-        own: Tensor = opaque.with_own_gradient(y)
-        return own
+    """`y` by an operation that gives its gradient memory of its own.
+
+    The gradients of the terms of a sum would otherwise be one tensor for two parameters.
+    """
+    if is_seen_as_operators(y):  # torch.compile would remove a product with 1
+        copied: Tensor = opaque.with_own_gradient(y)
+        return copied
     return y * 1 if torch.is_grad_enabled() else y
 
 
 def is_seen_as_operators(*tensors: Tensor) -> bool:
-    """Does torch write operations down, or only infer their shapes?
+    """Tell whether torch is tracing: writing operations down, or inferring their shapes alone.
 
-    It does in torch.compile, torch.export, make_fx and FakeTensorMode. A sweep is then one operator
-    to it, without rows.
+    It does so in torch.compile, torch.export, make_fx and FakeTensorMode. A sweep is then one
+    operator to it, without rows.
     """
     return torch.compiler.is_compiling() or is_traced(*tensors)
 
 
 def reset_bias(mode: str, W: Tensor, hh: Tensor | None) -> Tensor | None:
-    """The formula's p: of a GRU the bias b_hn, which is multiplied by the reset gate."""
+    """The formula's own parameter p: of a GRU the bias b_hn, which the reset gate multiplies.
+
+    None for other cells. hh: torch's bias_hh, None without biases; W: weight_hh.
+    """
     if mode != "GRU":
         return None
-    d = len(W) // 3
+    d = len(W) // 3  # b_hn is the last of three blocks
     return W.new_zeros(d) if hh is None else hh[2 * d :]
 
 
 def split_base_and_side(cell: Cell, v: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(base, side) of v = R u + b; side: the gates that the formula reads apart from W r(x).
+    """Split v = R u + b [N, gates d] into base, to be added to W r(x), and side, which is not.
 
-    Their part of base is zero.
+    side holds the gates that the formula reads apart from W r(x), as the GRU's candidate; their
+    part of base is zero. None if there are no such gates.
     """
     if not cell.side:
         return v, None
@@ -141,20 +158,24 @@ class Frame:
     """T steps of B samples: as rows, or as the two numbers alone where torch.compile traces."""
 
     def __init__(self, T: int, B: int, rows: Rows | None) -> None:
+        """With rows None where torch traces, or for an empty batch."""
         self.T = T
         self.B = B
         self.rows = rows
         self.is_recorded = rows is not None and bool(recording.active_tapes)
 
     def reverse_time(self, y: Tensor) -> Tensor:
-        """A step array with the time of each sample reversed; its own inverse."""
-        if self.rows is None:
+        """A step array [N, .] with the time of each sample reversed; its own inverse."""
+        if self.rows is None:  # all samples have T steps
             reversed_y: Tensor = y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1)
             return reversed_y
         return self.rows.reverse_time(y)
 
     def join_directions(self, heads: list[Tensor], top: bool) -> Tensor:
-        """The directions' h side by side; top: for the module's output, which a user may change."""
+        """The h of one or two directions side by side, [N, directions hidden].
+
+        top: this is the module's output, which a user may change in place, so it is a copy.
+        """
         if len(heads) > 1:
             return torch.cat(heads, 1)
         return self.copy_out(heads[0]) if top else heads[0]
@@ -168,33 +189,36 @@ class Frame:
         return copy
 
     def repeat_over_steps(self, y: Tensor) -> Tensor:
-        """Values of the samples, [B, .], for each of their steps, [N, .]."""
+        """Values of the samples, [B, .], repeated for each of their steps, [N, .]."""
         if self.rows is None or self.rows.uniform:
             return y.expand(self.T, *y.shape).flatten(0, 1)
         return y.index_select(0, self.rows.sample.to(y.device))
 
 
 class SweepInputs(NamedTuple):
-    """What a forward sweep of a cell reads; name: of the cell in compiled programs."""
+    """What a forward sweep of a cell reads."""
 
     cell: Cell
-    name: str
-    base: Tensor
-    side: Tensor | None
+    name: str  # of the cell in compiled programs
+    base: Tensor  # R u + b, to be added to W r(x), [N, gates d]
+    side: Tensor | None  # what the formula reads apart from that, [N, .]
     W: Tensor
-    x0: Tensor
-    p: Tensor | None
+    x0: Tensor  # [B, n]
+    p: Tensor | None  # the formula's own parameters
 
 
 def drive_of(inputs: SweepInputs) -> tuple[Tensor, ...]:
-    """The step arrays of a sweep, which depend on the layer's input."""
+    """The inputs of a sweep that are step arrays, and so depend on the layer's input."""
     return (inputs.base,) if inputs.side is None else (inputs.base, inputs.side)
 
 
 def run_sweep(
     engine_name: str, frame: Frame, inputs: SweepInputs
 ) -> tuple[Tensor, Tensor, FormulaRun | StepFunctionRun | None]:
-    """-> (x [B + N, n], the last state of each sample, the run); no run where torch traces."""
+    """Sweep forward; return all states x [B + N, n], each sample's last state [B, n], and the run.
+
+    The run, for costates, is None where torch traces: the sweep is then one operator.
+    """
     cell, name, base, side, W, x0, p = inputs
     rows = frame.rows
     if rows is None:
@@ -212,13 +236,16 @@ def run_sweep(
 
 
 def check_weights(W: Tensor) -> None:
-    """Refuse half precision."""
+    """Refuse weights that are not float32 or float64, such as those in half precision."""
     if W.dtype not in DTYPES:
-        raise Unsupported(HALF_PRECISION.format(str(W.dtype)[6:]))
+        raise Unsupported(HALF_PRECISION.format(str(W.dtype)[6:]))  # without "torch."
 
 
 def check_input(input: Tensor, W: Tensor) -> None:
-    """Refuse inputs that torch's own checks let through."""
+    """Refuse inputs that torch's own checks let through but sweeps cannot read.
+
+    W: a weight of the module, for its device.
+    """
     check_dense("the input", input)
     if is_batched(input):
         raise vmap_error()

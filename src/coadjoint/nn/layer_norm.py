@@ -17,16 +17,23 @@ from .frame import DirectionWeights, reset_bias
 
 
 def normalise(mode: str, y: Tensor, gain: Tensor | None) -> Tensor:
-    """LN(y) times gain; of a GRU, gates and candidate are normalised separately."""
+    """Return gain LN(y) for y [B, gates d], with LN over all entries of a sample.
+
+    Of a GRU, the two gates and the candidate are normalised separately, since the reset gate
+    multiplies the latter.
+    """
     assert gain is not None
-    d = y.shape[1] // 3
+    d = y.shape[1] // 3  # for a GRU
     parts = y.split([2 * d, d], 1) if mode == "GRU" else (y,)
     normalised = torch.cat([layer_norm(part, part.shape[1:]) for part in parts], 1)
     return normalised * gain
 
 
 def normalised_step(mode: str, weights: DirectionWeights) -> Callable[[Tensor, Tensor], Tensor]:
-    """step(base, x): the step with layer normalisation of W h and, in an LSTM, of c."""
+    """The function step(base, x) -> x_t with layer normalisation of W h and, in an LSTM, of c.
+
+    base: gain_ih LN(R u_t) + b, [B, gates d]; x: the state x_{t-1}, [B, n].
+    """
     if mode == "GRU":
         return _gru_step(weights)
     if mode == "LSTM":
@@ -41,6 +48,7 @@ def normalised_step(mode: str, weights: DirectionWeights) -> Callable[[Tensor, T
 
 
 def _gru_step(weights: DirectionWeights) -> Callable[[Tensor, Tensor], Tensor]:
+    """The step of a GRU: gates r and k, and h' = (1 - k) candidate + k h."""
     W = weights.weight_hh
     d = W.shape[1]
     b_hn = reset_bias("GRU", W, weights.bias_hh)
@@ -56,6 +64,7 @@ def _gru_step(weights: DirectionWeights) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _lstm_step(weights: DirectionWeights) -> Callable[[Tensor, Tensor], Tensor]:
+    """The step of an LSTM with state x = (h, c): h' = o tanh(gain_c LN(c') + shift_c)."""
     W = weights.weight_hh
     d = W.shape[1]
     gain_c = weights.gain_c

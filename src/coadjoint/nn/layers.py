@@ -55,7 +55,7 @@ class DirectionOutput(NamedTuple):
 class LayeredModule(nn.RNNBase):
     """torch's module of layers, run by sweeps; RNNModule adds arguments and calls."""
 
-    slots = 1  # of the state: 2 for h and c
+    slots = 1  # parts of the state: 2 for h and c
     weight_hh_l0: Tensor
     recurrent_dropout: float
     zoneout: tuple[float, ...]  # for each slot
@@ -66,15 +66,16 @@ class LayeredModule(nn.RNNBase):
 
     @property
     def suffixes(self) -> list[str]:
-        """The ends of the parameters' names, for each layer in each direction."""
+        """The ends of the parameters' names for each layer in each direction, as "_l0_reverse"."""
         directions = ("", "_reverse") if self.bidirectional else ("",)
-        return [f"_l{k}{direction}" for k in range(self.num_layers) for direction in directions]
+        layers = range(self.num_layers)
+        return [f"_l{layer}{direction}" for layer in layers for direction in directions]
 
     @property
     def engine(self) -> Choice:
-        """The engine that runs this module on its present device; `.why` says why.
+        """The name of the engine that runs this module on its present device; `.why` says why.
 
-        Assign a name to choose another.
+        Assign a name to choose another, or "auto".
         """
         if self.layer_norm:
             return Choice("autograd", "layer_norm=True is not elementwise over units")
@@ -96,14 +97,15 @@ class LayeredModule(nn.RNNBase):
         directions = 1 + self.bidirectional
         hidden = self.proj_size or self.hidden_size
         last = []
-        for n in (hidden, self.hidden_size)[: self.slots]:
+        for n in (hidden, self.hidden_size)[: self.slots]:  # h_n may be projected, c_n is not
             last.append(zero.new_zeros(self.num_layers * directions, 0, n) + zero)
         return LayersOutput(zero.new_zeros(0, directions * hidden) + zero, last, [])
 
     def _is_replayable(self, frame: Frame, u: Tensor) -> bool:
-        """May this call be replayed as a CUDA graph?
+        """Tell whether this call may be replayed as a CUDA graph.
 
-        On a GPU, if nothing is drawn and no costates are recorded.
+        It may on a GPU, with samples of equal length, if nothing is drawn at random and no costates
+        are recorded. The steps of layer_norm=True are torch's own, and are not captured.
         """
         if not u.is_cuda or frame.rows is None or not frame.rows.uniform:
             return False
@@ -115,9 +117,10 @@ class LayeredModule(nn.RNNBase):
     def _replay(
         self, frame: Frame, u: Tensor, states: list[Tensor], weights: dict[str, Tensor]
     ) -> LayersOutput:
-        """The layers by a CUDA graph, from the third call of one shape on."""
+        """The output of _run_layers, by a CUDA graph from the third call of one shape on."""
 
         def compute(data: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
+            # The data are u and the states; the values are those of the weights.
             named = dict(zip(weights, values, strict=True))
             out = self._run_layers(frame, data[0], list(data[1:]), named)
             return [out.h, *out.last]
@@ -129,45 +132,50 @@ class LayeredModule(nn.RNNBase):
     def _run_layers(
         self, frame: Frame, u: Tensor, states: list[Tensor], weights: dict[str, Tensor]
     ) -> LayersOutput:
-        """All layers; u: step rows, states: [h_0, c_0], each [layers directions, B, .], or none."""
-        last: list[list[Tensor]] = []
+        """Run all layers, one above the other.
+
+        u: the input's step rows [N, inputs]. states: [h_0] or [h_0, c_0], each [layers directions,
+        B, .], or empty for zeros. weights: all parameters by name.
+        """
+        last: list[list[Tensor]] = []  # h_T (and c_T) of each layer and direction
         recorded: list[network_layers.Layer] = []
         directions = 1 + self.bidirectional
         second_stream = self._second_stream(frame, u)
         for layer in range(self.num_layers):
-            heads: list[Tensor] = []
+            heads: list[Tensor] = []  # h of each direction, in the order of time
             runs: list[network_layers.DirectionRun] = []
             if second_stream:
                 second_stream.wait_stream(torch.cuda.current_stream(u.device))
             for direction in range(directions):
                 number = layer * directions + direction
                 start = [y[number] for y in states]
-                own_weights = DirectionWeights.find(weights, self.suffixes[number])
-                aside = direction == 1 and second_stream is not None
+                direction_weights = DirectionWeights.find(weights, self.suffixes[number])
+                reverse = direction == 1
+                aside = reverse and second_stream is not None
                 with torch.cuda.stream(second_stream) if aside else nullcontext():
-                    u_here = frame.reverse_time(u) if direction else u
-                    out = self._run_direction(frame, u_here, start, own_weights, direction == 1)
+                    swept_u = frame.reverse_time(u) if direction else u
+                    out = self._run_direction(frame, swept_u, start, direction_weights, reverse)
                     heads.append(frame.reverse_time(out.h) if direction else out.h)
                 last.append(out.last)
                 if out.run is not None:
                     runs.append(out.run)
             if second_stream:
                 torch.cuda.current_stream(u.device).wait_stream(second_stream)
-            top = layer + 1 == self.num_layers
-            u = frame.join_directions(heads, top)
+            is_top = layer + 1 == self.num_layers
+            u = frame.join_directions(heads, is_top)  # the input of the next layer
             if frame.is_recorded:
                 recorded.append(network_layers.Layer(runs, u))
-            if not top:
+            if not is_top:
                 u = dropout(u, self.dropout, self.training)
         stacked = [torch.stack(y) for y in zip(*last, strict=True)]
-        if frame.rows is None:
+        if frame.rows is None:  # torch.compile may make a stack of one a view of the states
             stacked = [frame.copy_out(y) for y in stacked]
         return LayersOutput(u, stacked, recorded)
 
     def _second_stream(self, frame: Frame, u: Tensor) -> torch.cuda.Stream | None:
-        """A second stream for the second direction in a CUDA graph, so that both run at once.
+        """A second CUDA stream for the second direction in a CUDA graph, so that both run at once.
 
-        None outside a graph, and where the kernels of one direction fill the GPU.
+        None outside a graph, and where the engine says that they may not overlap.
         """
         if frame.rows is None or not self.bidirectional or not u.is_cuda:
             return None
@@ -187,11 +195,15 @@ class LayeredModule(nn.RNNBase):
         weights: DirectionWeights,
         reverse: bool,
     ) -> DirectionOutput:
-        """One sweep; u: step rows in the order of the sweep, start: [h_0, c_0] or none."""
+        """Run one layer in one direction, by one sweep.
+
+        u: step rows [N, .], already reversed in time if `reverse`. start: [h_0] or [h_0, c_0], each
+        [B, .], or empty for zeros.
+        """
         d = self.hidden_size
         b = merge_biases(self.mode, weights.bias_ih, weights.bias_hh)
         x0 = list(start) if start else [u.new_zeros(frame.B, d)] * self.slots
-        if frame.is_recorded:
+        if frame.is_recorded:  # so that costates can be pulled through u to the layer below
             u = network_layers.require_gradient(u)
         mask = None
         run: SweepRun | None
@@ -208,7 +220,7 @@ class LayeredModule(nn.RNNBase):
         h = x[frame.B :, :d]
         last = [end[:, i * d : (i + 1) * d] for i in range(self.slots)]
         project = weights.weight_hr
-        if project is not None:
+        if project is not None:  # the sweep carries m, and h = W_hr m
             h = affine(frame.rows, h, project, None)
             last[0] = last[0] @ project.t()
         direction_run = None
@@ -220,7 +232,10 @@ class LayeredModule(nn.RNNBase):
     def _run_normalised(
         self, frame: Frame, u: Tensor, b: Tensor | None, x0: Tensor, weights: DirectionWeights
     ) -> StepFunctionRun:
-        """A sweep with layer normalisation."""
+        """Run a sweep with layer normalisation, step by step: base = gain_ih LN(R u) + b.
+
+        u: step rows [N, .]; b: the merged biases; x0 [B, n].
+        """
         assert frame.rows is not None
         Ru = affine(frame.rows, u, weights.weight_ih, None)
         base = layer_norm.normalise(self.mode, Ru, weights.gain_ih)
@@ -238,7 +253,11 @@ class LayeredModule(nn.RNNBase):
         x0: list[Tensor],
         weights: DirectionWeights,
     ) -> tuple[SweepInputs, Tensor | None]:
-        """-> (what the sweep reads, the mask of recurrent dropout on h, [B, d])."""
+        """Return what the sweep reads, and the mask of recurrent dropout on h, [B, d], or None.
+
+        u: step rows [N, .]; b: the merged biases; start: [h_0] or [h_0, c_0] as the user gave them,
+        or empty. x0: the same or zeros, which this method changes to what the sweep begins with.
+        """
         W_hh = weights.weight_hh
         masked = self.recurrent_dropout > 0 and self.training
         zoneout = max(self.zoneout) > 0
@@ -259,22 +278,27 @@ class LayeredModule(nn.RNNBase):
         mask = None
         if masked or zoneout:
             side, mask = self._draw_noise(frame, side, base, masked, zoneout)
-        if mask is not None:
+        if mask is not None:  # the cell has one more slot, the masked copy of h that W reads
             x0.append(mask * x0[0])
         return SweepInputs(cell, name, base, side, W, torch.cat(x0, 1), p), mask
 
     def _peephole_weights(self, weights: DirectionWeights) -> Tensor | None:
+        """The parameters p of the peephole cell: one vector of three weights for each unit."""
         parts = (weights.weight_pi, weights.weight_pf, weights.weight_po)
         return torch.cat([with_own_gradient(part) for part in parts if part is not None])
 
     def _draw_noise(
         self, frame: Frame, side: Tensor | None, like: Tensor, masked: bool, zoneout: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """-> (side with the entries that the noisy cell reads, the mask on h of each sample)."""
+        """Return side [N, .] with the noise that the cell reads, and the dropout mask on h, [B, d].
+
+        side: without the noise. like: a step array, for N, type and device. masked, zoneout: which
+        noise there is; the mask is None without recurrent dropout.
+        """
         d = self.hidden_size
         entries = [] if side is None else [side]
         if zoneout:
-            for p in self.zoneout:
+            for p in self.zoneout:  # of each slot; out of training, the noise has its mean
                 keep = like.new_full((len(like), d), p)
                 entries.append(torch.bernoulli(keep) if self.training else keep)
         mask = None

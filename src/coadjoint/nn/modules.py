@@ -40,6 +40,7 @@ class RNN(RNNModule):
         *args: object,
         **kwargs: Any,
     ) -> None:
+        # `nonlinearity` is the fourth argument, as in torch.nn.RNN; *args are those after it.
         refuse_projection(kwargs)
         self.nonlinearity = choose("nonlinearity", nonlinearity, ("tanh", "relu"))
         mode = f"RNN_{nonlinearity.upper()}"
@@ -103,7 +104,7 @@ class GRU(RNNModule):
 
 
 def refuse_projection(arguments: Mapping[str, object]) -> None:
-    """Refuse proj_size, in torch's words."""
+    """Refuse proj_size among the arguments of an RNN or GRU, in torch's words."""
     if "proj_size" in arguments:
         raise InputError("proj_size argument is only supported for LSTM, not RNN or GRU")
 
@@ -125,10 +126,11 @@ def replace(model: nn.Module, **extras: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise KindError(f"replace expects a torch.nn.Module; got {type(model).__name__}.")
     replacements: dict[nn.Module, nn.Module] = {}
+    # All replacements are made before any is put in: an error leaves the model as it was.
     for module in model.modules():
-        for ours in (RNN, LSTM, GRU):
-            if type(module) is ours.torch_class:
-                replacements[module] = ours.from_torch(module, **extras)
+        for our_class in (RNN, LSTM, GRU):
+            if type(module) is our_class.torch_class:
+                replacements[module] = our_class.from_torch(module, **extras)
     for module, replacement in replacements.items():
         take_over(module, replacement)
     for parent in list(model.modules()):
@@ -139,9 +141,9 @@ def replace(model: nn.Module, **extras: object) -> nn.Module:
 
 
 def take_over(module: nn.Module, replacement: nn.Module) -> None:
-    """Give the replacement the very parameters and hooks of the module."""
+    """Give the replacement the parameters and hooks of the module: the same objects, no copies."""
     for name, parameter in module.named_parameters():
         setattr(replacement, name, parameter)
     for name, value in module.__dict__.items():
-        if "_hooks" in name:
+        if "_hooks" in name:  # as torch names its dictionaries of hooks
             replacement.__dict__[name] = value

@@ -38,12 +38,12 @@ from ..sweeps.wrappers import refuse_wrappers_between
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a module."""
+    """One recorded call of a module."""
 
-    layout: Layout
-    output: Tensor
+    layout: Layout  # of the samples and steps in its rows
+    output: Tensor  # as it was returned
     last: list[Tensor]  # h_n (and c_n), as they were returned
-    layers: list[Layer]
+    layers: list[Layer]  # their sweeps and outputs
     module: str = ""  # its name in the recorded model
     number: int = 0  # among the calls of that module
 
@@ -105,7 +105,7 @@ class Tape:
         return f"<tape of {len(self.calls)} calls of {len(self.names)} modules>"
 
     def add_call(self, module: nn.Module, call: Call) -> None:
-        """Append a call of one of the recorded modules."""
+        """Append a call of one of the recorded modules, with the module's name and its number."""
         name = self.names[module]
         number = sum(earlier.module == name for earlier in self.calls)
         self.calls.append(replace(call, module=name, number=number))
@@ -117,7 +117,8 @@ class Tape:
         Differentiable, for penalties, unless gradients are switched off.
         """
         self._check_loss(loss)
-        again = torch.is_grad_enabled()
+        again = torch.is_grad_enabled()  # whether the costates may be differentiated again
+        # Calls without a graph (torch.no_grad) have no costates.
         calls = [call for call in self.calls if call.layers[0].directions[0].run.x.requires_grad]
         outputs: list[Tensor] = []
         called = set()
@@ -130,6 +131,7 @@ class Tape:
         items: list[Costates] = []
         with torch.autocast(loss.device.type, enabled=False):
             for call in calls:
+                # The loss's gradient by the output and by h_n (and c_n), None if it reads none.
                 g, *g_last = [gradients.get(id(y)) for y in call.returned]
                 if g is not None or any(y is not None for y in g_last):
                     own_loss = loss if again else loss.detach()
@@ -142,6 +144,7 @@ class Tape:
         return Recorded(items, loss)
 
     def _check_loss(self, loss: Tensor) -> None:
+        """Refuse a loss that is not [B] with a graph, or one without recorded calls."""
         if not self.calls:
             raise InputError(
                 "nothing was recorded: call the module inside `with co.record(module) as tape:`, "
@@ -170,17 +173,21 @@ class Tape:
     def _gradients(
         self, loss: Tensor, outputs: list[Tensor], create_graph: bool
     ) -> dict[int, Tensor | None]:
-        """The gradient of each sample's loss by the outputs, by id: one output may occur twice."""
+        """The gradient of each sample's loss by each output, under the output's id.
+
+        Samples do not depend on each other, so the sum of their losses is differentiated once for
+        all. The graph is retained for the user's own backward.
+        """
         if not outputs:
             return {}
-        each = torch.ones_like(loss)
-        grads = torch.autograd.grad(loss, outputs, each, True, create_graph, allow_unused=True)
+        ones = torch.ones_like(loss)
+        grads = torch.autograd.grad(loss, outputs, ones, True, create_graph, allow_unused=True)
         return dict(zip(map(id, outputs), grads, strict=True))
 
     def penalty(self, G: str | Penalty | Callable[..., Tensor], loss: Tensor) -> Tensor:
         """G of the costates, [B]: the mean over layers, directions and calls.
 
-        G: a name, or any function of Costates.
+        G: the name of a penalty, or any function of Costates. loss: as in `costates`.
         """
         return penalty(G)(self.costates(loss))
 
@@ -228,16 +235,17 @@ def record(module: nn.Module) -> Tape:
 
 
 def is_recordable(module: nn.Module) -> bool:
-    """Does the module note its calls on a tape? RNN, LSTM and GRU of co.nn do."""
+    """Tell whether the module notes its calls on a tape: RNN, LSTM and GRU of co.nn do."""
     return getattr(module, "recordable", False) is True
 
 
 def costates_of_call(
     call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Tensor, again: bool
 ) -> list[Costates]:
-    """The costates of a call; g, g_last: the loss's gradient by its output and last states.
+    """The costates of all layers and directions of a call.
 
-    again: the costates will be differentiated.
+    g: the loss's gradient by the call's output; g_last: by its h_n (and c_n); None where it is
+    zero. loss: of each sample, [B]. again: the costates will be differentiated.
     """
     rows = call.layout.rows
     if loss.numel() != rows.B:
@@ -246,11 +254,12 @@ def costates_of_call(
             f"{call.module or 'the module'} with {rows.B} samples: every call must have one sample "
             "for each value."
         )
-    top = call.layers[-1].y
-    if g is not None and call.output is not top:
-        g = pull_back([call.output], [top], [g], again)[0]
+    # From the output as it was returned, [T, B, .] or another shape, to the top layer's rows.
+    top_rows = call.layers[-1].y
+    if g is not None and call.output is not top_rows:
+        g = pull_back([call.output], [top_rows], [g], again)[0]
     directions = len(call.layers[0].directions)
-    last: list[list[Tensor | None]] = []
+    last: list[list[Tensor | None]] = []  # the gradient by the last states, by layer and direction
     for i, layer in enumerate(call.layers):
         numbered = enumerate(layer.directions, start=i * directions)
         last.append([last_state_gradient(call, run, g_last, number) for number, run in numbered])
@@ -265,22 +274,25 @@ def costates_of_call(
 def last_state_gradient(
     call: Call, run: DirectionRun, g_last: Sequence[Tensor | None], number: int
 ) -> Tensor | None:
-    """The loss's gradient by a direction's last states, [B, n], from those by h_n (and c_n).
+    """The loss's gradient by a direction's last states, [B, n]; None if it is zero.
 
-    number: of the direction in h_n, which is [layers directions, B, hidden].
+    run: the sweep of the direction. g_last: the gradients by h_n (and c_n), which are [layers
+    directions, B, .]. number: of the direction, among those of all layers.
     """
     if all(g is None for g in g_last):
         return None
     B = call.layout.rows.B
     x = run.run.x
     parts: list[Tensor] = []
-    for slot, g in enumerate(g_last):
+    for slot, g in enumerate(g_last):  # h, then c
         if g is None:
             part = x.new_zeros(B, run.hidden)
         else:
+            # The axis of samples may be missing, for a single sequence.
             part = call.layout.sort(g.reshape(-1, B, g.shape[-1])[number])
             if slot == 0 and run.project is not None:  # h = W_hr m, and the state holds m
                 part = part @ run.project
         parts.append(part)
     by_state = torch.cat(parts, 1)
+    # Zeros for a further slot that is not returned: the masked h of recurrent dropout.
     return pad(by_state, (0, x.shape[1] - by_state.shape[1]))

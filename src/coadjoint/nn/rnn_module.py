@@ -92,19 +92,20 @@ class RNNModule(LayeredModule):
         self.engine = engine
         _ = self.engine  # an engine that cannot run here is refused now
         self._set_extras()
-        # Known before torch.compile traces: it cannot make formulas.
+        # Made here, because torch.compile cannot trace how formulas are made; with the mask of
+        # recurrent dropout (in training) and without.
         for masked in (False, self.recurrent_dropout > 0):
             find_formula(mode, peephole, masked, max(self.zoneout) > 0)
 
     def _check_zoneout(self, zoneout: float | Sequence[float]) -> tuple[float, ...]:
-        """One probability for each part of the state."""
-        each = tuple(zoneout) if isinstance(zoneout, Sequence) else (zoneout,) * self.slots
-        if len(each) != self.slots:
+        """`zoneout` as one probability for each part of the state, h (and c), or an error."""
+        by_slot = tuple(zoneout) if isinstance(zoneout, Sequence) else (zoneout,) * self.slots
+        if len(by_slot) != self.slots:
             raise InputError(
                 f"zoneout must be one probability, or {self.slots}, one for each part of the "
                 f"state; got {zoneout!r}."
             )
-        return tuple(check_probability("zoneout", p) for p in each)
+        return tuple(check_probability("zoneout", p) for p in by_slot)
 
     def _refuse_combinations(self) -> None:
         """Refuse options that do not go together."""
@@ -127,7 +128,7 @@ class RNNModule(LayeredModule):
             )
 
     def _register_extras(self) -> None:
-        """Add the parameters that torch.nn does not have."""
+        """Add the parameters that torch.nn does not have, without values (see _set_extras)."""
         W = self.weight_hh_l0
         names: list[str] = []
         if self.peephole:
@@ -136,6 +137,7 @@ class RNNModule(LayeredModule):
             names += self.norms
         for suffix in self.suffixes:
             for name in names:
+                # An entry for each gate and unit, or for each unit.
                 size = len(W) if name in ("gain_ih", "gain_hh") else self.hidden_size
                 values = torch.empty(size, device=W.device, dtype=W.dtype)
                 self.register_parameter(name + suffix, nn.Parameter(values))
@@ -150,19 +152,19 @@ class RNNModule(LayeredModule):
         return names
 
     def reset_parameters(self) -> None:
-        """As torch.nn does, then as `init` and `forget_bias` say."""
+        """Draw all parameters as torch.nn does, then set those that our arguments concern."""
         super().reset_parameters()
         if hasattr(self, "init"):  # torch.nn calls this before our arguments are known
             self._set_extras(again=True)
 
     @torch.no_grad()
     def _set_extras(self, again: bool = False) -> None:
-        """Set the extra parameters, drawn after torch.nn's own.
+        """Set our extra parameters, and apply `init` and `forget_bias`.
 
-        The same seed then leads to the same weights in both libraries. again: torch.nn has drawn
-        the peephole weights with the others.
+        They are drawn after torch.nn's own, so that one seed leads to the same weights in both
+        libraries. again: torch.nn has just drawn the peephole weights with the others.
         """
-        bound = self.hidden_size**-0.5
+        bound = self.hidden_size**-0.5  # as torch.nn draws its weights
         for name, parameter in self.named_parameters():
             if name.startswith("gain"):
                 parameter.fill_(1.0)
@@ -172,7 +174,7 @@ class RNNModule(LayeredModule):
                 parameter.uniform_(-bound, bound)
         initialise = INITIALISERS[self.init]
         for suffix in self.suffixes:
-            if initialise is not None:
+            if initialise is not None:  # gate by gate
                 for block in getattr(self, "weight_hh" + suffix).split(self.hidden_size):
                     initialise(block)
             if self.bias and self.forget_bias is not None:
@@ -186,12 +188,12 @@ class RNNModule(LayeredModule):
 
     @property
     def options(self) -> dict[str, object]:
-        """torch.nn's arguments."""
+        """The values of those of this module's arguments that torch.nn has too."""
         return read_options(self, self.arguments)
 
     @property
     def extras(self) -> dict[str, object]:
-        """The arguments torch.nn does not have, where they change the equations."""
+        """The arguments that torch.nn does not have, by name, where they change the equations."""
         extras: dict[str, object] = {}
         if self.recurrent_dropout:
             extras["recurrent_dropout"] = self.recurrent_dropout
@@ -218,7 +220,7 @@ class RNNModule(LayeredModule):
 
     @classmethod
     def from_torch(cls: type[Module], module: nn.RNNBase, **extras: Any) -> Module:
-        """This module with the weights of torch.nn's.
+        """Make a module of ours with the options and weights of torch.nn's `module`.
 
         extras: arguments that torch.nn does not have, engine=, recurrent_dropout=, zoneout=, ...
         """
@@ -229,12 +231,13 @@ class RNNModule(LayeredModule):
         like = {"device": module.weight_hh_l0.device, "dtype": module.weight_hh_l0.dtype}
         options = read_options(module, cls.arguments)
         ours = cls(**options, **extras, **like)  # type: ignore[arg-type]
+        # Extras may add parameters that torch.nn's module does not have.
         ours.load_state_dict(module.state_dict(), strict=not extras)
         copy_requires_grad(module, ours)
         return ours.train(module.training)
 
     def extra_repr(self) -> str:
-        """The arguments that are not torch.nn's defaults."""
+        """The arguments to print: torch.nn's, and ours where they are not the default."""
         shown = self.extras
         if self.init != "torch":
             shown["init"] = self.init
@@ -252,6 +255,8 @@ class RNNModule(LayeredModule):
     ) -> tuple[Tensor | PackedSequence, Hidden]:
         """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
         packed = input if isinstance(input, PackedSequence) else None
+        # Kept from torch.compile: single steps, which it would unroll, and packed sequences, whose
+        # rows depend on values.
         if torch.compiler.is_dynamo_compiling() and (self._runs_by_steps or packed is not None):
             return self._outside_compile(input, hx)
         frame, u, states = self._arrange(input, hx)
@@ -262,7 +267,7 @@ class RNNModule(LayeredModule):
         compute = self._replay if self._is_replayable(frame, u) else self._run_layers
         if frame.B == 0:
             h, last, layers = self._empty_batch(u.to(W.dtype))
-        elif autocast_is_on():
+        elif autocast_is_on():  # sweeps run in the type of the weights
             with torch.autocast(W.device.type, enabled=False):
                 full_states = [y.to(W.dtype) for y in states]
                 h, last, layers = compute(frame, u.to(W.dtype), full_states, weights)
@@ -285,9 +290,9 @@ class RNNModule(LayeredModule):
         return output, (tuple(last) if len(last) > 1 else last[0])
 
     def _note_call(self, frame: Frame, packed: PackedSequence | None, out: LayersOutput) -> None:
-        """Tell the tapes of this thread."""
+        """Add this call to the tapes that record in this thread."""
         assert frame.rows is not None
-        order = None
+        order = None  # of the samples in the rows; None: the user's
         if packed is not None and packed.sorted_indices is not None:
             order = np.array(packed.sorted_indices.tolist())
         call = recording.Call(Layout(frame.rows, order), out.h, out.last, out.layers)
@@ -297,18 +302,21 @@ class RNNModule(LayeredModule):
     def _outside_compile(
         self, input: Tensor | PackedSequence, hx: Hidden | None
     ) -> tuple[Tensor | PackedSequence, Hidden]:
-        """The call, hidden from torch.compile."""
+        """The same as `forward`, run as it is where torch.compile would trace it."""
         return self.forward(input, hx)
 
     @property
     def _runs_by_steps(self) -> bool:
-        """Does torch differentiate the steps one by one?"""
+        """Whether each step is torch's own operations, not a part of one sweep by a formula."""
         return self.layer_norm or self._engine == "autograd"
 
     def _arrange(
         self, input: Tensor | PackedSequence, hx: Hidden | None
     ) -> tuple[Frame, Tensor, list[Tensor]]:
-        """-> (frame, the input's rows [N, inputs], [h_0, c_0] each [layers, B, .] or none)."""
+        """Check the arguments and return the frame, the input's rows [N, inputs] and the states.
+
+        These are [h_0] or [h_0, c_0], each [layers directions, B, .]; empty if hx is None.
+        """
         if isinstance(input, PackedSequence):
             return self._arrange_packed(input, hx)
         name = self.torch_class.__name__
@@ -323,7 +331,7 @@ class RNNModule(LayeredModule):
                 f"{name}: Expected input to be 2D or 3D, got {input.dim()}D tensor instead"
             )
         u = input
-        single = u.dim() == 2
+        single = u.dim() == 2  # one sequence without the axis of samples
         if single:
             u = u.unsqueeze(0 if self.batch_first else 1)
         states = self._check_states(hx, single)
@@ -338,14 +346,14 @@ class RNNModule(LayeredModule):
                 "steps."
             )
         u = u.flatten(0, 1)
-        operator = is_seen_as_operators(u, W) and not self._runs_by_steps
-        rows = None if operator or B == 0 else uniform_rows(T, B)
+        is_one_operator = is_seen_as_operators(u, W) and not self._runs_by_steps
+        rows = None if is_one_operator or B == 0 else uniform_rows(T, B)
         return Frame(T, B, rows), u, states
 
     def _arrange_packed(
         self, packed: PackedSequence, hx: Hidden | None
     ) -> tuple[Frame, Tensor, list[Tensor]]:
-        """As _arrange, for a PackedSequence, whose data are rows already."""
+        """Return the same as _arrange for a PackedSequence, whose data are rows already."""
         W = self.weight_hh_l0
         if not isinstance(packed.data, Tensor):
             raise KindError(
@@ -360,12 +368,15 @@ class RNNModule(LayeredModule):
         return Frame(rows.T, rows.B, rows), packed.data, states
 
     def _check_states(self, hx: Hidden | None, single: bool) -> list[Tensor]:
-        """h_0 (and c_0), each [layers, B, .]; none if not given."""
+        """h_0 (and c_0), each [layers directions, B, .]; an empty list if hx is None.
+
+        single: for an input of one sequence, whose states have no axis of samples.
+        """
         if hx is None:
             return []
-        given = list(hx) if self.slots > 1 and isinstance(hx, tuple | list) else [hx]
-        states = [y for y in given if isinstance(y, Tensor)]
-        if len(given) != self.slots or len(states) != self.slots:
+        parts = list(hx) if self.slots > 1 and isinstance(hx, tuple | list) else [hx]
+        states = [y for y in parts if isinstance(y, Tensor)]
+        if len(parts) != self.slots or len(states) != self.slots:
             expected = "a tuple (h_0, c_0)" if self.slots > 1 else "a tensor"
             raise KindError(
                 f"{self.torch_class.__name__}: hx must be {expected}; got {type(hx).__name__}."
@@ -383,9 +394,12 @@ class RNNModule(LayeredModule):
         return states
 
     def _check_shapes(self, u: Tensor, states: list[Tensor], sizes: Tensor | None) -> None:
-        """torch.nn's checks, in its words."""
+        """Refuse wrong shapes and types of u and of h_0 (and c_0), in torch.nn's words.
+
+        sizes: the batch_sizes of a PackedSequence; None for a tensor.
+        """
         self.check_input(u, sizes)
-        expected = self.get_expected_hidden_size(u, sizes)
+        expected = self.get_expected_hidden_size(u, sizes)  # of h_0, which may be projected
         expected_sizes = [expected, (*expected[:2], self.hidden_size)]
         for i, y in enumerate(states):
             message = "Expected hidden size {}, got {}"
@@ -405,20 +419,23 @@ def read_options(module: nn.Module, names: Sequence[str]) -> dict[str, object]:
 
 
 def reorder(states: list[Tensor], indices: Tensor | None) -> list[Tensor]:
-    """The states with their samples, axis 1, in another order; None: as they are."""
+    """The states [layers directions, B, .] with their samples in the order `indices`.
+
+    As they are if `indices` is None.
+    """
     if indices is None:
         return states
     return [y.index_select(1, indices) for y in states]
 
 
 def combination_error(reason: str, option: str) -> Unsupported:
-    """The error for options that cannot be combined."""
+    """The error for options that cannot be combined; `option` is the one that others exclude."""
     return Unsupported(
         f"these options cannot be combined: {reason}. Leave out {option}, or the others."
     )
 
 
 def copy_requires_grad(source: nn.Module, target: nn.Module) -> None:
-    """Freeze the parameters of `target` that are frozen in `source`."""
+    """Set requires_grad of the parameters of `target` as in `source`, by name."""
     for name, parameter in source.named_parameters():
         target.get_parameter(name).requires_grad_(parameter.requires_grad)
