@@ -167,9 +167,9 @@ class Lyapunov:
 def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
     """Lyapunov exponents: (1/T) sum over t of log |diag R_t|, largest first.
 
-    Q_t R_t = J_t Q_{t-1} is a QR decomposition, and Q_0 = I. The sum is
-    over all steps of each of the first samples: these are exponents of a finite sequence, and
-    nothing is left out at its beginning. -inf marks a direction that some step maps to zero, as a
+    Q_t R_t = J_t Q_{t-1} is a QR decomposition, and Q_0 = I. The sum is over all steps of each of
+    the first samples: these are exponents of a finite sequence, and nothing is left out at its
+    beginning. -inf marks a direction that some step maps to zero, as a
     relu that is off does.
     """
     check_evaluation(e)

@@ -128,7 +128,7 @@ def blocks_of(layer: Recurrence) -> Iterator[tuple[str, Array]]:
     d = layer.hidden
     gates: Iterable[object] = layer.cell.gates
     if len(layer.cell.gates) * d != len(W):
-        gates = range(len(W) // d)  # W has rows for some gates only: they are numbered
+        gates = range(len(W) // d)  # not one block for each gate: blocks are numbered
     for gate, part in zip(gates, W.split(d), strict=True):
         name = f"W_{gate}" if len(W) > d else "W"
         reads = part.split(d, 1)

@@ -195,7 +195,7 @@ class TorchStepper:
         self.optimiser.step()
         move = {name: p.detach() - before[name] for name, p in at.parameters.items()}
         if not all(torch.isfinite(m).all() for m in move.values()):
-            return {}  # no share of such a move is finite; the caller finds the weights so
+            return {}  # no share of it would help; training refuses weights that are not finite
         share = self.rule(at.line(before, move, rate))
         at.put(before, move, share)
         return {"share": share}
