@@ -136,6 +136,7 @@ def slopes_at_rest(net: Network) -> Array:
     steepest = np.zeros(d)
 
     def step(base: Tensor, side: Tensor | None = None) -> Tensor:
+        """x_t from state 0: base and side are all that drives the step."""
         return cell.step(base, side, None, x, p)
 
     for a in (0.0, 1.0):

@@ -143,7 +143,8 @@ class HessianFree:
         d, promised, lowest = best_iterate(
             solved.iterates, solved.models, lambda d: objective_at(weights + d)
         )
-        seen = {0.0: before, 1.0: lowest}  # the objective by how much of d is taken
+        # The objective by the share a of d that is taken; no weights are evaluated twice.
+        seen = {0.0: before, 1.0: lowest}
 
         def along(a: float) -> float:
             if a not in seen:

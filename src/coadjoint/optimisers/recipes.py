@@ -122,7 +122,10 @@ class Optimiser:
             )
 
     def _check_options(self) -> None:
-        """Refuse now what torch would refuse later, by making the optimiser for one number."""
+        """Refuse now what torch would refuse later, by making the optimiser for one number.
+
+        Those without a step size are not torch's.
+        """
         if self.name not in WITHOUT_STEP_SIZE:
             self.make([nn.Parameter(torch.zeros(1))])
 

@@ -264,6 +264,7 @@ class LBFGSStepper:
         evaluations = 0
 
         def closure() -> float:
+            """What torch's L-BFGS calls: return the objective, and leave its gradient in p.grad."""
             nonlocal evaluations
             value = at.objective
             gradient = at.gradient
@@ -330,7 +331,7 @@ class LBFGSStepper:
 
     @staticmethod
     def _restored_list(state: State, prefix: str) -> list[Tensor]:
-        """The entries prefix0, prefix1, ... in this order."""
+        """The entries of a state that are named prefix0, prefix1, ..., in this order."""
         entries = {}
         for name, value in state.items():
             if name.startswith(prefix):

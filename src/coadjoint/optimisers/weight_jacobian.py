@@ -142,6 +142,7 @@ class WeightJacobian:
         self.u = run.u_rows
         self.swept = swept
         self.given_width = len(net.cell.given) * net.hidden  # of data that no weight multiplies
+        # The derivatives of the effective weights by the parameters, and of the readout.
         with torch.enable_grad():
             weights = effective_weights(net, learned_x0)
             self.names = list(weights)
@@ -150,6 +151,7 @@ class WeightJacobian:
             readout_weights = {n: weights[n].detach().requires_grad_() for n in self.readout_names}
             self.to_outputs = self._readout(run, readout_weights)
         self.side_rows = len(weights.get("R_v", ()))  # of R_v, which makes side of u
+        # What W, R and b multiply, side by side in one matrix [N, columns].
         with torch.no_grad():
             columns = self._multiplied_columns(weights)
             self.column_names = list(columns)

@@ -223,6 +223,7 @@ class ArrayRows:
         return cls(path)
 
     def __iter__(self) -> Iterator[tuple[int, list[object]]]:
+        """(number, cells) of each row, from 1."""
         for number, row in enumerate(self.values, 1):
             yield number, row.tolist()
 

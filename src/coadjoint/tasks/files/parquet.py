@@ -84,6 +84,7 @@ class ParquetRows:
         return arrays
 
     def __iter__(self) -> Iterator[tuple[int, list[object]]]:
+        """(number, cells) of each row, from 1, with some thousands of rows in memory."""
         number = 0
         try:
             for batch in self.file.iter_batches(batch_size=ROWS_PER_BATCH):

@@ -116,6 +116,7 @@ class TextRows:
             line = reader.line_num + 1  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
+        """(line, cells) of each row; rows of another width are reported and left out."""
         width = len(self.names)
         for line, row in itertools.chain(self.ahead, self.rest):
             if len(row) == width:
