@@ -411,7 +411,7 @@ class Memorisation(Generated):
         }
 
     def judged(self, steps: Tensor, recall: Tensor) -> Tensor:
-        """Return the steps that must be correct: all that exist (`steps`), or only `recall`."""
+        """Return which of the existing `steps` must be correct, here all; `recall` are the last."""
         return steps
 
     def baseline(self) -> dict[str, float]:
