@@ -85,7 +85,7 @@ def draw(chart: Chart) -> PlotFigure:
 
 
 def draw_curves(fig: PlotFigure, ax: Axes, chart: Chart) -> None:
-    """Draw the curves, the horizontal lines and a legend."""
+    """Draw the curves, the horizontal lines and a legend; curves beyond the colours are dashed."""
     from matplotlib import ticker
 
     most_points = max((len(x) for _, x, _ in chart.curves), default=0)
@@ -97,11 +97,11 @@ def draw_curves(fig: PlotFigure, ax: Axes, chart: Chart) -> None:
         ax.plot(x, finite, style, color=colour, lw=1.6, label=name, marker=marker, ms=3.5)
     ax.grid(color=LINE)
     ax.set_axisbelow(True)
-    for at, label in chart.rules:
-        ax.axhline(at, color=SOFT, lw=1, ls=(0, (5, 4)))
+    for height, label in chart.rules:
+        ax.axhline(height, color=SOFT, lw=1, ls=(0, (5, 4)))
         ax.annotate(
             label,
-            (1, at),
+            (1, height),
             xycoords=("axes fraction", "data"),
             xytext=(-2, 3),
             textcoords="offset points",
@@ -119,7 +119,7 @@ def draw_curves(fig: PlotFigure, ax: Axes, chart: Chart) -> None:
 
 
 def format_power(exponent: float, _: float) -> str:
-    """The tick label of 10^exponent."""
+    """The tick label of 10^exponent; matplotlib also passes the tick's number."""
     if exponent == round(exponent):
         return f"$10^{{{exponent:g}}}$"
     return f"{10**exponent:.2g}"

@@ -125,7 +125,7 @@ class Decay:
     axis: Axis = TIME
 
     def chart(self) -> Chart:
-        """The log-norms, of each layer too."""
+        """The log-norms over time, of all layers together and of each."""
         name = "all layers" if self.layers else "costates"
         every = {name: self.log_norms, **self.layers}
         return Chart(
@@ -174,6 +174,7 @@ def decay(e: Evaluation) -> Decay:
     joined = costates.forwards()
     layers: dict[str, Array] = {}
     for lam in costates.layers:
+        # A single layer is drawn already; one of other steps (a decoder) has no place in the chart.
         if lam is joined or len(lam.exponent) != len(joined.exponent):
             continue
         run = placed_run(lam)
@@ -183,7 +184,7 @@ def decay(e: Evaluation) -> Decay:
         layers[name] = nan_mean(log_norms_of(lam))
     logs = log_norms_of(joined)
     t = np.arange(len(logs))
-    slopes = np.array([-fitted_slope(t, one) for one in logs.T])
+    slopes = np.array([-fitted_slope(t, sample_logs) for sample_logs in logs.T])
     return Decay(t, nan_mean(logs), float(nan_mean(slopes, 0)), layers, joined.axis)
 
 
@@ -237,7 +238,7 @@ class Paths:
 
     def figures(self) -> list[Figure]:
         """The share of units that are on, and of samples whose gradient is blocked."""
-        at_beginning = []
+        at_beginning = []  # of each sample: log of the share of enabled paths through all its steps
         for shares in self.log_share.T:
             longest = int(np.flatnonzero(~np.isnan(shares))[-1])
             at_beginning.append(shares[longest])
@@ -286,6 +287,7 @@ def paths(e: Evaluation) -> Paths:
 def log_path_shares(A: Array, on: Array, lengths: Array) -> Array:
     """The logarithm of (1' D_T A ... D_{T-s+1} A 1) / (1' A^s 1), [T + 1, B].
 
+    A [d, d] is |W|, or its pattern of 0 and 1 to count paths; on [T, B, d]: the units that are on.
     Row s: the paths of the last s steps of a sample, NaN if it has fewer; T above is its own
     length. D_t is the diagonal matrix of the units that are on at step t. Both row vectors,
     `enabled` with the D_t and `every` without, are divided by their largest entries at every step,
@@ -300,18 +302,18 @@ def log_path_shares(A: Array, on: Array, lengths: Array) -> Array:
     log_enabled = np.zeros(B)
     with np.errstate(divide="ignore", invalid="ignore"):
         for s in range(1, T + 1):
-            at = np.flatnonzero(lengths >= s)  # the samples that have s steps
+            long = np.flatnonzero(lengths >= s)  # the samples that have s steps
             every = every @ A
-            enabled[at] = (enabled[at] * on[lengths[at] - s, at]) @ A
+            enabled[long] = (enabled[long] * on[lengths[long] - s, long]) @ A
             largest_every = every.max()
-            largest_enabled = enabled[at].max(1)
+            largest_enabled = enabled[long].max(1)
             log_every = log_every + np.log(largest_every)
-            log_enabled[at] = log_enabled[at] + np.log(largest_enabled)
+            log_enabled[long] = log_enabled[long] + np.log(largest_enabled)
             every = every / (largest_every or 1)
             divisor = np.where(largest_enabled > 0, largest_enabled, 1)
-            enabled[at] = enabled[at] / divisor[:, None]
-            of_enabled = log_enabled[at] + np.log(enabled[at].sum(1))
-            out[s, at] = of_enabled - log_every - np.log(every.sum())
+            enabled[long] = enabled[long] / divisor[:, None]
+            of_enabled = log_enabled[long] + np.log(enabled[long].sum(1))
+            out[s, long] = of_enabled - log_every - np.log(every.sum())
     return out
 
 
@@ -328,6 +330,7 @@ class Sensitivity:
     log_norms: Array
 
     def _mean_curve(self) -> Array:
+        """The means over samples, [T], without samples that do not depend on u_t at all."""
         return nan_mean(nan_unless_finite(self.log_norms))
 
     def chart(self) -> Chart:
@@ -363,7 +366,10 @@ class Sensitivity:
 
 
 def sensitivity(e: Evaluation) -> Sensitivity:
-    """The sensitivity of the output to each input, by one adjoint sweep for each output."""
+    """The sensitivity of the output to each input, by one adjoint sweep for each output.
+
+    ||dy_hat / du_t||^2 is the sum over outputs k of ||dy_hat_k / du_t||^2, added up in logarithms.
+    """
     check_evaluation(e)
     net = require_one_layer(e, "the sensitivity of the output")
     net.refuse_if_random("the sensitivity of the output")
@@ -377,7 +383,10 @@ def sensitivity(e: Evaluation) -> Sensitivity:
 
 
 def log_sensitivities(net: Network, run: Trajectory, k: int) -> Array:
-    """The logarithms of ||dy_hat_k / du_t||, as step rows [N]."""
+    """The logarithms of ||dy_hat_k / du_t|| for output k at each sample's last step, as rows [N].
+
+    The gradients by the states start an adjoint sweep, whose costates give those by the inputs.
+    """
     rows = run.layout.rows
     x = run.run.x.detach().requires_grad_()
     last = run.run.last.detach().requires_grad_()
@@ -403,9 +412,11 @@ def input_costates(
     drive: Sequence[Tensor | None],
     input_weights: Sequence[tuple[Tensor, Tensor | None] | None],
 ) -> Tensor | None:
-    """The costates of the inputs, from those of base and side, which R makes of the inputs.
+    """The costates of the inputs u, [N, inputs], from those of base and side: base = R u + b.
 
-    Columns of side beyond the rows of R belong to data that comes with the steps.
+    drive          the costates of base and of side, None for zero
+    input_weights  (R, b) of each of them; columns of side beyond the rows of its R are data, which
+                   no input makes
     """
     total: Tensor | None = None
     for part, weights in zip(drive, input_weights, strict=False):

@@ -67,7 +67,7 @@ class Examination:
         return {name: finding.chart() for name, finding in self.found.items()}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """The main figures, for people: heads and rows."""
+        """The main figures as a table of text: (column heads, rows)."""
         rows = []
         for finding in self.found.values():
             for figure in finding.figures():
@@ -75,7 +75,7 @@ class Examination:
         return ["figure", "value", "unit", "meaning"], rows
 
     def arrays(self) -> dict[str, Array]:
-        """All arrays by NAME.FIELD; dictionaries and tuples are taken apart."""
+        """All arrays by DIAGNOSTIC.FIELD; dictionaries and tuples are taken apart."""
         all_arrays: dict[str, Array] = {}
         for name, finding in self.found.items():
             all_arrays |= {f"{name}.{key}": array for key, array in arrays(finding).items()}
@@ -92,7 +92,7 @@ class Compared:
     def declined(self) -> dict[str, str]:
         """Why diagnostics are missing from the charts, by diagnostic."""
         reasons: dict[str, str] = {}
-        alone: set[str] = set()
+        alone: set[str] = set()  # diagnostics whose charts show one network
         for examination in self.each.values():
             reasons |= examination.declined
             alone |= {kind for kind, chart in examination.charts().items() if chart.alone}
@@ -108,14 +108,14 @@ class Compared:
         by_network = {name: examination.charts() for name, examination in self.each.items()}
         joint: dict[str, Chart] = {}
         for kind in DIAGNOSTICS:
-            charts = {name: found[kind] for name, found in by_network.items() if kind in found}
+            charts = {name: drawn[kind] for name, drawn in by_network.items() if kind in drawn}
             first = next(iter(charts.values()), None)
             if first is not None and not first.alone:
                 joint[kind] = first_curves(first, charts)
         return joint
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """The main figures, a column for each network: heads and rows."""
+        """The main figures, a column for each network: (column heads, rows)."""
         values: dict[tuple[str, str], dict[str, str]] = {}
         for network, examination in self.each.items():
             for finding in examination.found.values():
@@ -128,7 +128,7 @@ class Compared:
         return ["figure", *self.each, "unit"], rows
 
     def arrays(self) -> dict[str, Array]:
-        """All arrays by NETWORK.NAME.FIELD."""
+        """All arrays by NETWORK.DIAGNOSTIC.FIELD."""
         all_arrays: dict[str, Array] = {}
         for name, examination in self.each.items():
             all_arrays |= {f"{name}.{key}": array for key, array in examination.arrays().items()}
@@ -136,10 +136,14 @@ class Compared:
 
 
 def first_curves(first: Chart, charts: dict[str, Chart]) -> Chart:
-    """The chart `first` with the first curve of each of `charts`, which are its like."""
+    """The chart `first` with the first curve of each network's chart, under the network's name.
+
+    charts: those of one diagnostic, by network; `first` is one of them.
+    """
     title = first.title
     if len(first.curves) > 1:
         title += f": {first.curves[0][0]}"
+    # Horizontal lines stay if they are the same for all networks.
     all_rules = {chart.rules for chart in charts.values()}
     rules = first.rules if len(all_rules) == 1 else ()
     curves = tuple((name, *chart.curves[0][1:]) for name, chart in charts.items())
@@ -147,7 +151,7 @@ def first_curves(first: Chart, charts: dict[str, Chart]) -> Chart:
 
 
 def examine(e: Evaluation, names: Iterable[str] | None = None) -> Examination:
-    """All diagnostics that apply to the network, or those of `names`.
+    """All diagnostics that apply to the network, or those of `names` that do.
 
     Example:
         >>> import torch
@@ -194,7 +198,7 @@ def evaluate(net: Net, task: Task, samples: int = 100, seed: int = 0) -> Evaluat
 
 
 def arrays(found: Finding) -> dict[str, Array]:
-    """The fields as arrays by name; the entries of dictionaries and tuples by FIELD.KEY."""
+    """The fields of a finding as arrays by name; entries of dictionaries, tuples by FIELD.KEY."""
     by_name: dict[str, Array] = {}
     for field in fields(found):  # type: ignore[arg-type]
         value = getattr(found, field.name)

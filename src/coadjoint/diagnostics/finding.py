@@ -26,10 +26,10 @@ class Finding(Protocol):
     """What a diagnostic returns: a frozen dataclass of arrays."""
 
     def chart(self) -> Chart:
-        """What there is to draw."""
+        """The arrays as curves or a map, with labels."""
 
     def figures(self) -> list[Figure]:
-        """The main numbers."""
+        """The main numbers, with their units and meanings."""
 
 
 def check_evaluation(e: object) -> None:
@@ -39,7 +39,7 @@ def check_evaluation(e: object) -> None:
 
 
 def check_samples(samples: object) -> None:
-    """Refuse anything but a number of samples."""
+    """Refuse anything but a whole number of samples, at least 1."""
     whole_number("samples", samples)
 
 
@@ -62,7 +62,7 @@ def trajectory_of(e: Evaluation) -> Trajectory:
 
 
 def require_formula(e: Evaluation, what: str) -> tuple[Network, FormulaRun]:
-    """The evaluation's network and its run, if the cell is a formula."""
+    """The evaluation's network and its run, if the cell is a formula; `what` begins the refusal."""
     net = require_one_layer(e, what)
     run = trajectory_of(e).run.formula
     if run is None:
@@ -74,7 +74,7 @@ def require_formula(e: Evaluation, what: str) -> tuple[Network, FormulaRun]:
 
 
 def require_elman(e: Evaluation, what: str) -> Network:
-    """The evaluation's network, if its cell is "elman"."""
+    """The evaluation's network, if its cell is "elman"; `what` begins the refusal."""
     net = require_one_layer(e, what)
     if net.cell is None or net.cell.name != "elman":
         raise Unsupported(
@@ -98,19 +98,19 @@ def nan_mean(values: Array, axis: int = 1) -> Array:
 
 
 def log_norms(mantissa: Tensor, exponent: Tensor) -> Array:
-    """The logarithm of ||m 2^k|| over the last axis."""
+    """The logarithm of ||m 2^k|| over the last axis: mantissas m, and an exponent k for each m."""
     with np.errstate(divide="ignore"):
         logs: Array = np.log(np.linalg.norm(to_numpy(mantissa), axis=-1))
     return logs + exponent.numpy(force=True) * LN2
 
 
 def growth_factor(slope: float) -> float:
-    """exp(slope), without an overflow."""
-    return float(np.exp(min(slope, 700.0)))
+    """exp(slope), without an overflow: slope is the change of a logarithm per step."""
+    return float(np.exp(min(slope, 700.0)))  # exp(709.8) is the largest double
 
 
 def fitted_slope(x: Array, y: Array) -> float:
-    """The slope of the least-squares line through the finite values; NaN for fewer than two."""
+    """The slope of the least-squares line through the finite y; NaN for fewer than two."""
     is_finite = np.isfinite(y)
     if is_finite.sum() < 2:
         return math.nan

@@ -73,7 +73,7 @@ class Products:
         )
 
     def figures(self) -> list[Figure]:
-        """The growth of the largest."""
+        """The growth of the largest singular value per step."""
         return [
             Figure(
                 "largest singular value of Jacobian products",
@@ -85,7 +85,7 @@ class Products:
 
 
 def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Products:
-    """Singular values of the products of Jacobians of the first samples.
+    """Singular values of dx_T / dx_{T-s} = J_T ... J_{T-s+1} of the first samples.
 
     points  the largest number of values of s, the number of steps
     """
@@ -97,21 +97,21 @@ def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Produc
     T, S, n, _ = J.shape
     steps = np.unique(np.linspace(0, T, min(points, T + 1)).round().astype(int))
     logs = np.full((len(steps), S, n), np.nan)
-    logs[0] = 0
+    logs[0] = 0  # the empty product is the identity
     P = np.broadcast_to(np.eye(n), (S, n, n)).copy()
     log_size = np.zeros(S)
     slope = np.zeros(S)
     for s in range(1, T + 1):
-        on = np.flatnonzero(lengths >= s)
+        on = np.flatnonzero(lengths >= s)  # the samples that have s steps
         P[on] = P[on] @ J[lengths[on] - s, on]
         # Divide by the largest entry and keep its logarithm: the product itself would overflow.
-        top = np.abs(P[on]).max((1, 2))
+        largest_entry = np.abs(P[on]).max((1, 2))
         with np.errstate(divide="ignore"):
-            log_size[on] += np.log(top)
-        P[on] /= np.where(top > 0, top, 1)[:, None, None]
+            log_size[on] += np.log(largest_entry)
+        P[on] /= np.where(largest_entry > 0, largest_entry, 1)[:, None, None]
         if s in steps:
             logs[np.searchsorted(steps, s), on] = log_singular_values(P[on]) + log_size[on, None]
-        complete = np.flatnonzero(lengths == s)
+        complete = np.flatnonzero(lengths == s)  # the samples that end here
         if len(complete):
             largest = log_singular_values(P[complete])[:, 0]
             slope[complete] = (largest + log_size[complete]) / s
@@ -119,7 +119,10 @@ def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Produc
 
 
 def log_singular_values(P: Array) -> Array:
-    """Logarithms of the singular values of each matrix; NaN below the rounding of the largest."""
+    """Logarithms of the singular values of each matrix, largest first, [matrices, n].
+
+    NaN where one is below the rounding of the largest; -inf where it is exactly zero.
+    """
     values = np.linalg.svd(P, compute_uv=False)
     rounding = np.finfo(float).eps * P.shape[-1] * values[:, :1]
     is_lost = (values > 0) & (values < rounding)
@@ -162,11 +165,12 @@ class Lyapunov:
 
 
 def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
-    """(1/T) sum over t of log |diag R_t|, Q_t R_t = J_t Q_{t-1}, Q_0 = I, sorted.
+    """Lyapunov exponents: (1/T) sum over t of log |diag R_t|, largest first.
 
-    Over all steps of each of the first samples: these are exponents of a finite sequence, and
-    nothing is left out at its beginning. -inf marks a direction that some step has lost, as a relu
-    that is off does.
+    Q_t R_t = J_t Q_{t-1} is a QR decomposition, and Q_0 = I. The sum is over all steps of each of
+    the first samples: these are exponents of a finite sequence, and nothing is left out at its
+    beginning. -inf marks a direction that some step maps to zero, as a
+    relu that is off does.
     """
     check_evaluation(e)
     check_samples(samples)
@@ -176,7 +180,7 @@ def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
     Q = np.broadcast_to(np.eye(n), (S, n, n)).copy()
     total = np.zeros((S, n))
     for t in range(T):
-        on = np.flatnonzero(lengths > t)
+        on = np.flatnonzero(lengths > t)  # the samples that have not ended
         Q[on], R = np.linalg.qr(J[t, on].astype(float) @ Q[on])
         stretch = np.abs(np.diagonal(R, axis1=1, axis2=2))
         # A direction that J_t maps to zero has a diagonal entry of rounding errors alone.

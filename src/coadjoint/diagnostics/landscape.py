@@ -146,7 +146,8 @@ class Along:
 
     def chart(self) -> Chart:
         """The loss over the step size, without steps that are far too long."""
-        near = ~(self.loss > self.before + 3 * abs(self.before))  # NaN stays
+        # Losses above four times that before would set the scale of the chart. NaN stays.
+        near = ~(self.loss > self.before + 3 * abs(self.before))
         return Chart(
             title="Loss along the gradient",
             about="the loss after one step of plain descent, by its step size",
@@ -224,7 +225,7 @@ class Landscape:
         )
 
     def figures(self) -> list[Figure]:
-        """The share of the grid where the loss is lower."""
+        """The share of the grid where the loss is lower than at the network's weights."""
         middle = self.loss[len(self.alpha) // 2, len(self.beta) // 2]
         lower = 100 * float((self.loss < middle).mean())
         says = "0 at a minimum along these directions"
@@ -248,13 +249,13 @@ def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0
     theta = {name: p.detach() for name, p in trained_parameters(e.network).items()}
     first = {name: normalised_direction(p, generator) for name, p in theta.items()}
     second = {name: normalised_direction(p, generator) for name, p in theta.items()}
-    at = np.linspace(-reach, reach, points)
+    grid = np.linspace(-reach, reach, points)
     loss = np.empty((points, points))
-    for i, a in enumerate(map(float, at)):
-        for j, b in enumerate(map(float, at)):
+    for i, a in enumerate(map(float, grid)):
+        for j, b in enumerate(map(float, grid)):
             moved = {n: p + a * first[n] + b * second[n] for n, p in theta.items()}
             loss[i, j] = loss_at(e, moved)
-    return Landscape(at, at, loss)
+    return Landscape(grid, grid, loss)
 
 
 def normalised_direction(p: Tensor, generator: torch.Generator) -> Tensor:
@@ -264,7 +265,7 @@ def normalised_direction(p: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def row_norms(y: Tensor) -> Tensor:
-    """The norms along the first axis, [n, 1, ...]; a vector is one row."""
+    """The norm of each row y[i], [n, 1, ...]; a vector is one row, so its norm is a scalar."""
     if y.dim() <= 1:
         norm: Tensor = y.norm()
         return norm

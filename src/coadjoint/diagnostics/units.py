@@ -54,7 +54,7 @@ class Saturation:
         )
 
     def figures(self) -> list[Figure]:
-        """The share over all units and steps, and the number of units that hardly ever move."""
+        """The share over all units and steps, and how many units are saturated nearly always."""
         share = 100 * float(self.units.mean())
         stuck = float((self.units > 0.95).sum())
         return [
@@ -79,6 +79,7 @@ def saturation(e: Evaluation, flat: float = 0.05) -> Saturation:
     real("flat, a share of the slope at rest,", flat, 0, 1, above=True, below=True)
     slopes = unit_slopes(e)  # [T, B, d], NaN past a sample's end
     net = require_one_layer(e, "saturation")
+    # nan_to_num only avoids a comparison with NaN: those entries become NaN again.
     is_flat = np.nan_to_num(slopes) < flat * slopes_at_rest(net)
     flats = np.where(np.isnan(slopes), np.nan, is_flat)
     T = len(flats)
@@ -90,8 +91,8 @@ def saturation(e: Evaluation, flat: float = 0.05) -> Saturation:
 def unit_slopes(e: Evaluation) -> Array:
     """The largest |dx / da| of each unit over its slots and gates, [T, B, units].
 
-    NaN past a sample's end. Entries of v that have an array apart from a count as well, unless they
-    are data.
+    NaN past a sample's end. Pre-activations that the cell keeps in v rather than in a count as
+    well; data in v (a mask, noise) do not.
     """
     net, run = require_formula(e, "the slopes of units")
     cell = run.plan.cell
@@ -105,6 +106,8 @@ def unit_slopes(e: Evaluation) -> Array:
     before = rows.prev(saved.x)
     with torch.no_grad():
         for slot in range(len(cell.slots)):
+            # Ones in one slot: a unit's slot depends on its own entries of a alone, so this
+            # pulls back the slopes of all units at once.
             bar = torch.zeros_like(run.x[rows.B :])
             bar[:, slot * d : (slot + 1) * d] = 1
             back = pull((saved.x[rows.B :], saved.q), saved.a, saved.v, before, saved.p, bar)
@@ -119,16 +122,21 @@ def unit_slopes(e: Evaluation) -> Array:
 
 
 def slopes_at_rest(net: Network) -> Array:
-    """The same slope, [units], at state 0 and pre-activations 0 or 1, whichever is steeper."""
+    """The largest |dx / da| of each unit at rest, [units].
+
+    At rest the state is 0 and all pre-activations are 0 or 1, whichever is steeper: relu has no
+    slope at 0.
+    """
     cell = net.cell
     assert cell is not None
     d = net.hidden
-    arguments_in_v = (len(cell.side_entries) - len(cell.given)) * d
+    arguments_in_v = (len(cell.side_entries) - len(cell.given)) * d  # data come last
     p = {name: value.detach() for name, value in net.p.items()}
     x = net.x0.new_zeros(1, net.n)
     steepest = np.zeros(d)
 
     def step(base: Tensor, side: Tensor | None = None) -> Tensor:
+        """x_t from state 0: base and side are all that drives the step."""
         return cell.step(base, side, None, x, p)
 
     for a in (0.0, 1.0):

@@ -52,6 +52,7 @@ class Spectrum:
         return np.array([values[0] for values in self.singular])
 
     def _curves(self, label: str, blocks: Iterable[Array]) -> list[Curve]:
+        """A curve of the sorted values of each block, over their number 1, 2, ..."""
         curves: list[Curve] = []
         for name, values in zip(self.names, blocks, strict=True):
             title = f"{label} of {name}" if len(self.names) > 1 else label
@@ -113,7 +114,11 @@ def spectrum(e: Evaluation) -> Spectrum:
 
 
 def blocks_of(layer: Recurrence) -> Iterator[tuple[str, Array]]:
-    """The square blocks of a layer's W and their names: "W", or "W_f" and "W_f, read 1"."""
+    """The square blocks of a layer's W and their names: "W", or "W_f" and "W_f, read 1".
+
+    A gate has several blocks if it reads several vectors of the state ("read 0", "read 1", ...). A
+    cell without W has no blocks.
+    """
     if layer.cell is None:
         return
     with torch.no_grad():
@@ -123,7 +128,7 @@ def blocks_of(layer: Recurrence) -> Iterator[tuple[str, Array]]:
     d = layer.hidden
     gates: Iterable[object] = layer.cell.gates
     if len(layer.cell.gates) * d != len(W):
-        gates = range(len(W) // d)
+        gates = range(len(W) // d)  # not one block for each gate: blocks are numbered
     for gate, part in zip(gates, W.split(d), strict=True):
         name = f"W_{gate}" if len(W) > d else "W"
         reads = part.split(d, 1)
@@ -162,7 +167,8 @@ class Bounds:
             by_entries = s * self.by_entries / DECADE
         products = self.jacobians / DECADE
         fall = self.costates / DECADE
-        # The looser bound is drawn only as far as the others reach, or it would set the scale.
+        # The looser bound is drawn only as far as the others reach, and half as far again, or it
+        # would set the scale.
         reach = 1.5 * np.nanmax(np.abs([products[-1], fall[-1], by_singular_value[-1]]))
         near = np.abs(by_entries) <= reach
         curves: list[Curve] = [
@@ -205,8 +211,9 @@ class Bounds:
 
 
 def bounds(e: Evaluation, samples: int = 8) -> Bounds:
-    """Bounds on the decay of costates; Jacobians of the first samples.
+    """Bounds on the decay of costates, and how it is; Jacobians of the first samples are measured.
 
+    sigma' is the largest slope of a unit, s_1 the largest singular value, r the number of units.
     J_t = diag(sigma') W, so
     ||J_T ... J_{T-s+1}||_2 <= (sigma' s_1(W))^s <= (r sigma' max |W_ij|)^s.
     """
@@ -223,12 +230,13 @@ def bounds(e: Evaluation, samples: int = 8) -> Bounds:
     products = singular_values(e, samples)
     run = trajectory_of(e)
     lengths = run.lengths.numpy()
+    # [s, sample]: log ||lam_{T-s}|| - log ||lam_T||
     fall = np.full((run.layout.rows.T + 1, len(lengths)), np.nan)
-    if not net.reads_all_steps:
+    if not net.reads_all_steps:  # else the loss adds to lam at every step
         assert isinstance(e.costates, BaseCostates)
         logs = log_norms_of(e.costates)
-        for j, n in enumerate(lengths):
-            fall[: n + 1, j] = logs[n::-1, j] - logs[n, j]
+        for j, length in enumerate(lengths):
+            fall[: length + 1, j] = logs[length::-1, j] - logs[length, j]
     over_sequences = fall[lengths, np.arange(len(lengths))] / lengths
     return Bounds(
         by_entries=float(by_entries),

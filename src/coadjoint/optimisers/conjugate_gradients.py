@@ -34,6 +34,9 @@ def conjugate_gradients(
 ) -> CGSolution:
     """Minimise x'Ax / 2 - b'x for a positive definite A, preconditioned by the diagonal `scale`.
 
+    A is a function that returns its product with a vector. `start` is the first x, zero if None;
+    without a `scale` nothing is preconditioned.
+
     It ends after `most` iterations, or when each of the last k iterations has on average lowered
     the model by less than `progress` of itself, k = max(10, a tenth of all), or when nothing is
     left of the residual. The iterates 1, ceil(keep), ceil(keep^2), ... and the last are kept.
@@ -67,7 +70,8 @@ def conjugate_gradients(
     z = precondition(r)
     direction = z.clone()
     residual = float(r @ z)
-    values = [-0.5 * float((r + b) @ x)]  # of the model, by iteration
+    # Values of the model, by iteration: with r = b - A x it is -(r + b)'x / 2.
+    values = [-0.5 * float((r + b) @ x)]
     iterates: list[Tensor] = []
     models: list[float] = []
     next_kept = 1.0
@@ -84,6 +88,7 @@ def conjugate_gradients(
         z = precondition(r)
         previous_residual = residual
         residual = float(r @ z)
+        # A residual r below eps |b| is rounding; `residual` is its square, in the scale's norm.
         smallest = torch.finfo(dtype).eps ** 2 * float(b @ precondition(b))
         is_last = i == most or has_stalled(values, progress) or not residual > smallest
         if i >= next_kept or is_last:
@@ -94,7 +99,7 @@ def conjugate_gradients(
         if is_last:
             break
         direction = z.add(direction, alpha=residual / previous_residual)
-    if not iterates:
+    if not iterates:  # the start is the solution already
         iterates.append(x.to(dtype))
         models.append(values[-1])
     products = i if start is None else i + 1
@@ -102,7 +107,11 @@ def conjugate_gradients(
 
 
 def has_stalled(values: list[float], progress: float) -> bool:
-    """Whether the last k iterations have lowered the model by less than k progress of itself."""
+    """Whether the last k iterations have lowered the model by less than k progress of itself.
+
+    values: the model after 0, 1, 2, ... iterations. k = max(10, a tenth of all) is Martens' choice.
+    A model that is not negative yet is no better than x = 0, so the iterations go on.
+    """
     i = len(values) - 1
     k = max(10, i // 10)
     if progress <= 0 or i <= k or values[-1] >= 0:

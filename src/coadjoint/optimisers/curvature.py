@@ -44,7 +44,7 @@ from .conjugate_gradients import CGSolution as CGSolution
 from .conjugate_gradients import conjugate_gradients as conjugate_gradients
 from .weight_jacobian import WeightJacobian
 
-FEW = 16  # outputs: their Hessian is kept in blocks
+FEW = 16  # outputs up to which their Hessian is kept, a block for each row
 TINY = 1e-20  # float32 numbers are not divided by anything smaller
 CONVEX_LOSSES = {  # loss: the output functions with which it is convex in a
     "squared": ("identity",),
@@ -57,14 +57,14 @@ CONVEX_LOSSES = {  # loss: the output functions with which it is convex in a
 
 @dataclass(frozen=True)
 class Packing:
-    """Gradients as one vector, and back."""
+    """Gradients as one vector of all n numbers, and back: parameters one after the other."""
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
 
     @staticmethod
     def of(parameters: dict[str, nn.Parameter]) -> Packing:
-        """The packing of gradients by these parameters."""
+        """The packing of gradients by these parameters, in their order."""
         return Packing(tuple(parameters), tuple(p.shape for p in parameters.values()))
 
     def pack(self, values: Gradient | Sequence[Tensor]) -> Tensor:
@@ -104,7 +104,7 @@ class Curvature:
     ) -> None:
         check_arguments(net, batch)
         refuse_if_no_curvature(net, loss)
-        self._check = guard_weights(net)
+        self._check = guard_weights(net)  # refuses once the weights have changed
         self.net = net
         self.batch = batch
         self.loss = loss
@@ -116,36 +116,42 @@ class Curvature:
         rows = layout.rows
         self.judge = Judge.of(net, layout, loss, batch.y, batch.mask, batch.reduce, self.run.a_rows)
         with torch.enable_grad():
+            # The gradient by the pre-outputs keeps its graph, for products with their Hessian.
             self.pre = self.run.a_rows.detach().requires_grad_()
             self.losses = self.judge.sample_losses(self.pre)
             mean = batch.mean(self.losses)
             (self.by_a,) = torch.autograd.grad(mean, self.pre, create_graph=True)
         self.value = float(mean.detach())
-        self.state_shares: Tensor | None = None  # [N, 1] of each sample in the mean
+        # The share of each state row's sample in the mean, [N, 1]; None if it is 1 / B for all.
+        self.state_shares: Tensor | None = None
         if batch.weight is not None:
             shares = layout.sort(batch.weights(self.losses[None])) / rows.B
             self.state_shares = shares[rows.sample.to(shares.device)][:, None]
 
     @functools.cached_property
     def weights(self) -> WeightJacobian:
-        """J, by the weights."""
+        """J, how pre-outputs and states change with the weights; made when it is first needed."""
         return WeightJacobian(self.run, self.parameters, self.batch.x0 is None)
 
     def gradient(self) -> Tensor:
-        """The gradient of the mean loss."""
+        """The gradient of the mean loss, as a vector [n]."""
         self._check()
         return self.pull(self.by_a.detach(), None)
 
     def gauss_newton(self, v: Tensor) -> Tensor:
-        """The Gauss-Newton product G v."""
+        """The Gauss-Newton product G v: G = J_a' H J_a / B, H the Hessian of the losses by a."""
         return self.product(v, 1.0, 0.0)
 
     def structural(self, v: Tensor) -> Tensor:
-        """The structural damping product S v."""
+        """The structural damping product S v: S = J_x' J_x / B, how much the states move."""
         return self.product(v, 0.0, 1.0)
 
     def product(self, v: Tensor, outputs: float = 1.0, states: float = 0.0) -> Tensor:
-        """(outputs G + states S) v, in one tangent and one adjoint sweep."""
+        """(outputs G + states S) v, in one tangent and one adjoint sweep.
+
+        G is the Gauss-Newton matrix and S the structural damping matrix; `outputs` and `states` are
+        numbers.
+        """
         self._check()
         da, dx = self.push(v)
         of_a = outputs * self._hessian_by_a(da) if outputs else None
@@ -162,11 +168,14 @@ class Curvature:
         if unit > TINY:
             # A sweep is linear: dx itself can be its source, which saves a pass over dx.
             return unit * self.pull(None if of_a is None else of_a / unit, dx)
-        dx[B:] *= unit
+        dx[B:] *= unit  # of_a / unit could overflow
         return self.pull(of_a, dx)
 
     def diagonal(self, probes: int = 1, seed: int = 0) -> Tensor:
-        """An unbiased estimate of the diagonal of G by random signs: one adjoint sweep a probe."""
+        """An unbiased estimate of the diagonal of G by random signs: one adjoint sweep a probe.
+
+        With M M' = H and random signs s, the mean of (J' M s)^2 is the diagonal of J' M M' J = G.
+        """
         self._check()
         whole_number("probes", probes)
         generator = torch.Generator().manual_seed(check_seed(seed))
@@ -178,7 +187,10 @@ class Curvature:
         return total / probes
 
     def hessian(self, v: Tensor) -> Tensor:
-        """The exact Hessian of the mean loss times v: four sweeps."""
+        """The exact Hessian of the mean loss times v, as the gradient of <gradient, v>.
+
+        It takes four sweeps: those of a gradient, and as many to differentiate it.
+        """
         self._check()
         batch = self.batch
         parameters = list(self.parameters.values())
@@ -191,7 +203,7 @@ class Curvature:
             )
             slope = torch.zeros((), dtype=losses.dtype, device=losses.device)
             for y, d in zip(g, directions, strict=True):
-                if y is not None:
+                if y is not None:  # None: the loss does not depend on this parameter
                     slope = slope + (y * d).sum()
             products = torch.autograd.grad(slope, parameters, allow_unused=True)
         filled = []
@@ -200,36 +212,51 @@ class Curvature:
         return self.packing.pack(filled)
 
     def push(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """J v = (da, dx), in rows: the change of pre-outputs and states along v."""
+        """J v = (da, dx), in rows: the change of pre-outputs and states along v.
+
+        dx has the rows of all states, the B initial ones first.
+        """
         return self.weights.push(list(self.packing.unpack(v).values()))
 
     def pull(self, of_a: Tensor | None, of_x: Tensor | None) -> Tensor:
-        """J' (of_a, of_x): the gradient of <of_a, a> + <of_x, x>, in rows; None for zero."""
+        """J' (of_a, of_x): the gradient [n] of <of_a, a> + <of_x, x> by the weights.
+
+        of_a and of_x have the rows of the pre-outputs a and of the states x; None for zero.
+        """
         return self.packing.pack(self.weights.pull(of_a, of_x))
 
     def _hessian_by_a(self, da: Tensor) -> Tensor:
-        """H da, of the mean over samples."""
+        """H da / B, H the Hessian of each sample's loss by its own pre-outputs.
+
+        For few outputs by H itself, which is computed once; else by the graph at every call.
+        """
         if da.shape[-1] <= FEW:
             product: Tensor = (self._blocks @ da.unsqueeze(-1)).squeeze(-1)
             return product
         return self._hessian_by_graph(da)
 
     def _hessian_by_graph(self, da: Tensor) -> Tensor:
-        """H da from the loss's graph; zero if the loss has no second derivative."""
+        """The same H da from the loss's graph; zero if the loss has no second derivative."""
         if not self.by_a.requires_grad:
             return torch.zeros_like(da)
         return torch.autograd.grad(self.by_a, self.pre, da, retain_graph=True)[0]
 
     @functools.cached_property
     def _blocks(self) -> Tensor:
-        """The small Hessian of each row, [rows, k, k]."""
+        """The Hessian of the mean loss by each row of k pre-outputs, [rows, k, k].
+
+        A row's loss depends on that row alone, so one product gives a column of all blocks.
+        """
         k = self.pre.shape[-1]
         units = torch.eye(k).to(self.pre)
         columns = [self._hessian_by_graph(unit.expand_as(self.pre)) for unit in units]
         return torch.stack(columns, -1)
 
     def _root_by_a(self, y: Tensor) -> Tensor:
-        """M y with M M' = H, by the eigenvectors of the small Hessian of each row."""
+        """M y with M M' = H, by the eigenvectors of the Hessian of each row.
+
+        Eigenvalues below zero are rounding: the loss is convex.
+        """
         value, vector = torch.linalg.eigh(self._blocks)
         root: Tensor = (vector @ (value.clamp(min=0).sqrt() * y).unsqueeze(-1)).squeeze(-1)
         return root
@@ -245,6 +272,7 @@ def refuse_if_no_curvature(net: Net, loss: LossLike) -> None:
     refuse_if_not_convex(loss, net.output)
     net.refuse_if_random("curvature")
     cell = layer.cell
+    # What a cell is given at each step is noise; for "inverse" it is a mask that never changes.
     if layer.training and cell is not None and cell.given and cell.name != "inverse":
         raise Unsupported(
             f"cell '{cell.name}' draws noise, and curvature is that of one function: call "
@@ -253,7 +281,7 @@ def refuse_if_no_curvature(net: Net, loss: LossLike) -> None:
 
 
 def refuse_if_not_convex(loss: LossLike, output: object) -> None:
-    """Refuse a loss whose Hessian by a may be indefinite."""
+    """Refuse a loss whose Hessian by a may be indefinite. output: the output function's name."""
     known = LOSSES.get(loss) if isinstance(loss, str) else loss
     if isinstance(known, Loss) and output in CONVEX_LOSSES.get(known.name, ()):
         return

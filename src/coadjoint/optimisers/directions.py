@@ -31,7 +31,7 @@ def norm(g: Gradient) -> float:
 
 
 def steepest(e: Evaluation, rng: np.random.Generator) -> Gradient:
-    """The gradient."""
+    """The gradient itself; rng is not needed."""
     return e.gradient
 
 
@@ -44,7 +44,7 @@ def temporal(e: Evaluation, rng: np.random.Generator) -> Gradient:
     count alike, however small their components are.
     """
     layer = e.network.one_layer
-    if e.rho or not e.share:
+    if e.rho or not e.share:  # the gradient has a part of a penalty, or is that of one alone
         raise Unsupported(
             "the temporal direction decomposes the gradient of the loss, not of a penalty: use "
             "BPTT."
@@ -55,12 +55,13 @@ def temporal(e: Evaluation, rng: np.random.Generator) -> Gradient:
             "the temporal direction needs W as a parameter, and this network computes W from "
             "others."
         )
+    # Each component comes without its power of 2, which does not matter at norm one.
     components, _ = Temporal.with_exponents(e)
     norms = components.norms()["joint"]
     nonzero = (norms > 0).numpy(force=True)
     beta = np.zeros(len(nonzero))
     if nonzero.any():
-        beta[nonzero] = rng.dirichlet(np.ones(int(nonzero.sum())))
+        beta[nonzero] = rng.dirichlet(np.ones(int(nonzero.sum())))  # uniform on the simplex
     weights = torch.from_numpy(beta).to(norms) / torch.where(norms > 0, norms, 1)
     mixture = components.weighted(weights)
     mixture = {name: g for name, g in mixture.items() if name in e.gradient}

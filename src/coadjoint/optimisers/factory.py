@@ -34,10 +34,12 @@ OPTIONS = {  # options that only some optimisers have, and their names there
 
 
 def _optimisers_taking(option: str) -> tuple[str, ...]:
+    """The names of the optimisers that have an option, under the name it has there."""
     return tuple(name for name, recipe in OPTIMISERS.items() if option in recipe.options)
 
 
 def _optimisers_except(without: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of all optimisers but these."""
     return tuple(name for name in OPTIMISERS if name not in without)
 
 
@@ -154,7 +156,7 @@ def make(
 
 
 def default_lr(name: str, lr: float | None) -> float | None:
-    """The step size: the optimiser's default if lr is None; None if it has no step size."""
+    """The step size lr, or the default of this optimiser; None if it has no step size."""
     if name in WITHOUT_STEP_SIZE:
         return None
     return optimiser(name, lr).lr
@@ -163,7 +165,11 @@ def default_lr(name: str, lr: float | None) -> float | None:
 def idle_complaints(
     name: str, given: Mapping[str, object], schedule: str = "constant", warmup: int = 0
 ) -> list[str]:
-    """A complaint about each option that has no effect with this optimiser."""
+    """A complaint about each option that has no effect with this optimiser.
+
+    given: values by option, None where not given. $option in a complaint stands for the option's
+    name where the user wrote it.
+    """
     chosen = {
         "optimiser": choose("optimiser", name, OPTIMISERS),
         "schedule": choose("schedule", schedule, SCHEDULES),
@@ -180,7 +186,12 @@ def idle_complaints(
 def clash_complaints(
     name: str, direction: str | None, method: str, given: Mapping[str, object]
 ) -> list[str]:
-    """A complaint about each option of something else that does not go with this optimiser."""
+    """A complaint about each option of something else that does not go with this optimiser.
+
+    given: values by option, None where not given. $option in a complaint stands for the option's
+    name where the user wrote it.
+    """
+    # "bptt" is the default: it counts as not given.
     values = {**given, "method": None if method == "bptt" else method}
     lines = []
     for clash in CLASHES:

@@ -113,10 +113,9 @@ class HessianFree:
         gradient_method = method or BPTT()
         e = gradient_method.evaluate(net, batch, loss)
         if curvature is None:
-            assert isinstance(e.trajectory, Trajectory)  # of a Network
             run = e.trajectory
             assert isinstance(run, Trajectory)  # every co.Network runs as one
-            c = Curvature(net, batch, loss, run)
+            c = Curvature(net, batch, loss, run)  # the run of the gradient serves again
         else:
             c = Curvature(net, curvature, loss)
 
@@ -138,17 +137,18 @@ class HessianFree:
         solved = self._solve(c, g, damping)
         weights = c.packing.pack({name: p.detach() for name, p in c.parameters.items()})
 
-        def at(weights: Tensor) -> float:
+        def objective_at(weights: Tensor) -> float:
             return self.move_to(c, weights, value)
 
         d, promised, lowest = best_iterate(
-            solved.iterates, solved.models, lambda d: at(weights + d)
+            solved.iterates, solved.models, lambda d: objective_at(weights + d)
         )
-        seen = {0.0: before, 1.0: lowest}  # the objective by how much of d is taken
+        # The objective by the share a of d that is taken; no weights are evaluated twice.
+        seen = {0.0: before, 1.0: lowest}
 
         def along(a: float) -> float:
             if a not in seen:
-                seen[a] = at(weights + a * d)
+                seen[a] = objective_at(weights + a * d)
             return seen[a]
 
         rate = LINE_SEARCH(Line(float(d.norm()), before, float(g @ d), along))
@@ -173,13 +173,17 @@ class HessianFree:
         )
 
     def _solve(self, c: Curvature, g: Tensor, damping: float) -> CGSolution:
-        """Minimise the quadratic model."""
+        """Minimise <g, d> + d'(G + damping (I + structural S)) d / 2 by conjugate gradients.
+
+        They begin with a share of the last step's solution, if there is one of this length.
+        """
         last: Tensor | None = self.state.get("solution")
         start = None
         if last is not None and len(last) == len(g):
             start = self.decay * last.to(g)
         scale = None
         if self.precondition:
+            # The number of the step is the seed: each step draws other signs.
             diagonal = c.diagonal(seed=self.state.get("steps", 0))
             scale = (diagonal + damping) ** self.precondition
 
@@ -189,14 +193,18 @@ class HessianFree:
         return conjugate_gradients(multiply, -g, start, scale, self.cg, self.progress)
 
     def _remember(self, solved: CGSolution, rate: float) -> None:
-        """Keep the last iterate for the next step, if it led downhill."""
+        """Keep the last iterate for the next step, if the step was taken and the model fell."""
         self.state["solution"] = solved.iterates[-1]
         if not rate or solved.models[-1] >= 0:
             del self.state["solution"]
         self.state["steps"] = self.state.get("steps", 0) + 1
 
     def _adjust_damping(self, ratio: float, promised: float, before: float, eps: float) -> None:
-        """The Levenberg-Marquardt rule, by how much of the promised decrease came true."""
+        """The Levenberg-Marquardt rule, by how much of the promised decrease came true.
+
+        ratio: that share. Below 1/4 the damping grows, above 3/4 it shrinks (Martens' constants).
+        eps: the rounding of the weights' dtype.
+        """
         # A decrease that rounding hides says nothing against the model.
         is_visible = abs(promised) > 8 * eps * abs(before)
         factor = 1.5
@@ -208,7 +216,10 @@ class HessianFree:
 
     @staticmethod
     def move_to(c: Curvature, weights: Tensor, value: Callable[[], float] | None) -> float:
-        """Set the weights; return the objective there, infinite where it is not finite."""
+        """Set the weights; return the objective there, infinite where it is not finite.
+
+        value: computes the objective; if it is None, nothing is computed and NaN is returned.
+        """
         with torch.no_grad():
             parts = c.packing.unpack(weights).values()
             for p, y in zip(c.parameters.values(), parts, strict=True):
@@ -227,6 +238,7 @@ def best_iterate(
 ) -> tuple[Tensor, float, float]:
     """The iterate reached by going back from the last one while the objective falls.
 
+    models: the quadratic model's value at each iterate; value(d): the objective at d.
     Returns (iterate, value of the model there, the objective there).
     """
     best = len(iterates) - 1

@@ -122,7 +122,10 @@ class Optimiser:
             )
 
     def _check_options(self) -> None:
-        """Refuse now what torch would refuse later, by making the optimiser for one number."""
+        """Refuse now what torch would refuse later, by making the optimiser for one number.
+
+        Those without a step size are not torch's.
+        """
         if self.name not in WITHOUT_STEP_SIZE:
             self.make([nn.Parameter(torch.zeros(1))])
 
@@ -131,8 +134,8 @@ class Optimiser:
         """The options with their defaults, as torch takes them."""
         settings = {**OPTIMISERS[self.name].defaults, **self.options}
         if self.name == "lbfgs":
-            # torch's default is 25 evaluations in all; with few iterations a line search would
-            # have to end before its first value.
+            # A line search takes up to 25 evaluations. torch allows 1.25 for each iteration, so
+            # that with few iterations the first line search would be cut off.
             settings["max_eval"] = 25 * settings.get("max_iter", 20)
         return settings
 
@@ -144,12 +147,12 @@ class Optimiser:
                 "its steps."
             )
         try:
-            made: torch.optim.Optimizer = OPTIMISERS[self.name].make(
+            torch_optimiser: torch.optim.Optimizer = OPTIMISERS[self.name].make(
                 parameters, lr=self.lr, **self.settings
             )
         except (ValueError, TypeError) as error:
             raise InputError(f"optimiser '{self.name}': {error_text(error)}.") from None
-        return made
+        return torch_optimiser
 
     def stepper(self, net: Net) -> Stepper:
         """The stepper that moves a network's weights with this optimiser."""
@@ -159,13 +162,17 @@ class Optimiser:
             return HessianFreeStepper(HessianFree(**options))
         if self.name == "ridge":
             return RidgeStepper(Ridge(net, options["ridge"]))  # type: ignore[arg-type]
-        torchs = self.make([p for p in net.parameters() if p.requires_grad])
+        torch_optimiser = self.make([p for p in net.parameters() if p.requires_grad])
         if self.name == "lbfgs":
-            return LBFGSStepper(torchs)
-        return TorchStepper(torchs, self.rule)
+            return LBFGSStepper(torch_optimiser)
+        return TorchStepper(torch_optimiser, self.rule)
 
     def refuse_if_unsuited(self, net: Net, batch: Batch, loss: LossLike) -> None:
-        """Refuse a network or loss that the optimiser cannot step, with the reason."""
+        """Refuse a network or loss that the optimiser cannot step, with the reason.
+
+        The stepper and the curvature refuse it as they are made; numbers that overflow are no
+        reason, and training reports them.
+        """
         self.stepper(net)
         if self.name == "hessian-free":
             with contextlib.suppress(NumericalError):

@@ -34,6 +34,7 @@ class Schedule(Portable):
 
     @property
     def _function(self) -> Callable[[float, int], float]:
+        """The function that the schedule was made of, by which a Portable is stored."""
         return self.factor
 
     def __call__(self, step: int, steps: int) -> float:
@@ -87,7 +88,7 @@ def linear(end: float = 0.0, warmup: int = 0) -> Schedule:
     0.75
     """
     real("end", end, 0, 1)
-    factor = schedules.linear(1.0, end, 1)
+    factor = schedules.linear(1.0, end, 1)  # over 1: it is a function of the progress 0..1
     return Schedule("linear", lambda progress, step: factor(progress), warmup=warmup)
 
 
@@ -107,6 +108,8 @@ def cosine(end: float = 0.0, warmup: int = 0) -> Schedule:
 @remembers_origin
 def plateau(decay: float = 0.5, patience: int = 5, warmup: int = 0) -> Schedule:
     """The share is multiplied by `decay` after `patience` validations without a better loss.
+
+    The schedule itself is constant: training, which knows the losses, multiplies by `decay`.
 
     >>> plateau(decay=0.1).patience
     5

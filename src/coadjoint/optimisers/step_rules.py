@@ -43,9 +43,9 @@ class Constant:
 
 @dataclass(frozen=True)
 class Galvan:
-    """Step size mu if ||d|| <= c, else mu / ||d||. Galvan (2016), eq. 3.6.
+    """Step size mu along the direction d if ||d|| <= c, else mu / ||d||. Galvan (2016), eq. 3.6.
 
-    Clipping would take mu c / ||d||.
+    Clipping the norm of d at c would take mu c / ||d||.
     """
 
     c: float = 1.0
@@ -129,6 +129,7 @@ class Wolfe:
                 a = cubic_minimum(low, high)
             point = LinePoint(a, *line.tangent(a))
             has_fallen = point.value <= line.start + self.c1 * a * line.slope
+            # Near the start rounding may hide the fall, so there the first condition is enough.
             is_lowest = point.value < low.value or low.a == 0
             if not (has_fallen and is_lowest):
                 high = point
@@ -143,13 +144,14 @@ class Wolfe:
 
 
 def cubic_minimum(low: LinePoint, high: LinePoint) -> float:
-    """Where the cubic with these values and slopes is lowest, a tenth away from both ends.
+    """Where the cubic with these values and slopes is lowest. Nocedal & Wright, eq. 3.59.
 
-    The middle, where the cubic has no minimum.
+    The middle, where the cubic has no minimum. At least a tenth of the interval away from both
+    ends, so that every cut shortens the interval.
     """
     a, value_a, slope_a = low
     b, value_b, slope_b = high
-    at = (a + b) / 2
+    minimum = (a + b) / 2
     if math.isfinite(value_b) and math.isfinite(slope_b):
         d = slope_a + slope_b - 3 * (value_a - value_b) / (a - b)
         square = d * d - slope_a * slope_b
@@ -157,9 +159,9 @@ def cubic_minimum(low: LinePoint, high: LinePoint) -> float:
             root = math.copysign(math.sqrt(square), b - a)
             denominator = slope_b - slope_a + 2 * root
             if denominator != 0:
-                at = b - (b - a) * (slope_b + root - d) / denominator
+                minimum = b - (b - a) * (slope_b + root - d) / denominator
     least, most = sorted((a + 0.1 * (b - a), b - 0.1 * (b - a)))
-    return min(max(at, least), most)
+    return min(max(minimum, least), most)
 
 
 Rule = Callable[[Line], float]

@@ -38,7 +38,7 @@ Figures = dict[str, float]  # of a step, for the record
 
 
 def _count_nothing(work: float) -> None:
-    """The default of Point.spend."""
+    """The default of Point.spend: the work is not counted."""
 
 
 @dataclass
@@ -87,7 +87,11 @@ class Point:
         return value if math.isfinite(value) else math.inf
 
     def line(self, weights: Gradient, move: Gradient, rate: float) -> Line:
-        """The objective along a move from `weights`, where this point is."""
+        """The objective along `weights` + a move, a = 0..1; `weights` are those of this point.
+
+        rate: the step size in the move; without it the move is a direction, whose norm is the
+        line's size.
+        """
 
         def value(a: float) -> float:
             self.put(weights, move, a)
@@ -117,7 +121,7 @@ class Stepper(Protocol):
     """What moves the weights of a Point's network."""
 
     def step(self, at: Point, rate: float) -> Figures:
-        """Move the weights; return figures for the record."""
+        """Move the weights from the point `at`, with step size `rate`; return figures."""
         ...
 
     @property
@@ -138,13 +142,16 @@ class Stepper(Protocol):
 
 
 def is_whole_number(value: Tensor | float, least: int = 0) -> bool:
-    """Whether a number, or a tensor of one, is whole and not less than `least`."""
+    """Whether a number, or a tensor of one, is whole and not less than `least`.
+
+    From 2^53 on every float is whole, so those do not count.
+    """
     x = float(value)
     return least <= x < 2**53 and x == int(x)
 
 
 def count_trained(net: Net) -> int:
-    """How many numbers are trained."""
+    """How many numbers the trained parameters of a network hold."""
     return sum(p.numel() for p in net.parameters() if p.requires_grad)
 
 
@@ -188,7 +195,7 @@ class TorchStepper:
         self.optimiser.step()
         move = {name: p.detach() - before[name] for name, p in at.parameters.items()}
         if not all(torch.isfinite(m).all() for m in move.values()):
-            return {}
+            return {}  # no share of it would help; training refuses weights that are not finite
         share = self.rule(at.line(before, move, rate))
         at.put(before, move, share)
         return {"share": share}
@@ -199,7 +206,7 @@ class TorchStepper:
         return flatten_state(self.optimiser.state_dict()["state"])
 
     def after_a_step(self) -> State:
-        """The state after a first step, taken by a copy.
+        """The state after a first step, which a copy of the optimiser takes with zero gradients.
 
         Its names, types and shapes are those of all later states.
         """
@@ -211,7 +218,11 @@ class TorchStepper:
         return flatten_state(copy.state_dict()["state"])
 
     def complaint(self, net: Net, state: State, begun: bool) -> str | None:
-        """What is wrong with a state; None if nothing is."""
+        """What is wrong with a state; None if nothing is.
+
+        Without a step it may be that of a new optimiser; else it must look as after a step.
+        begun: at least one step was taken.
+        """
         expected = self.state
         if begun or set(state) != set(expected):
             expected = self.after_a_step()
@@ -222,13 +233,14 @@ class TorchStepper:
             slot = name.rpartition(".")[2]
             if slot == "step" and not is_whole_number(value, int(begun)):
                 return f"{name} is {float(value)!r}; expected a number of steps"
+            # NAdam's product of its momenta so far
             if slot == "mu_product" and not 0 < float(value) < 1:
                 return f"{name} is {float(value)!r}; expected a product of numbers between 0 and 1"
         return None
 
     def restore(self, state: State) -> None:
         """Take over a state that has no complaint."""
-        slots: dict[int, State] = {}
+        slots: dict[int, State] = {}  # by the number of the parameter
         for name, value in state.items():
             i, key = name.split(".", 1)
             slots.setdefault(int(i), {})[key] = value
@@ -252,6 +264,7 @@ class LBFGSStepper:
         evaluations = 0
 
         def closure() -> float:
+            """What torch's L-BFGS calls: return the objective, and leave its gradient in p.grad."""
             nonlocal evaluations
             value = at.objective
             gradient = at.gradient
@@ -275,15 +288,18 @@ class LBFGSStepper:
         return flatten_state({key: value for key, value in state.items() if key != "al"})
 
     def complaint(self, net: Net, state: State, begun: bool) -> str | None:
-        """What is wrong with a state; None if nothing is."""
+        """What is wrong with a state; None if nothing is.
+
+        begun: at least one step was taken, so that the state may not be empty.
+        """
         if not state and not begun:
             return None
         for name in self.COUNTS:
             count = state.get(name)
             if not isinstance(count, int) or count < 0:
                 return f"{name} should be a number of evaluations or iterations; got {count!r}"
-        if set(state) == set(self.COUNTS):  # it stops there where the gradient is nearly zero
-            return None
+        if set(state) == set(self.COUNTS):
+            return None  # where the gradient is nearly zero, torch counts and stores no more
         group = self.optimiser.param_groups[0]
         like = group["params"][0]
         vector = like.new_empty(count_trained(net), device="meta")
@@ -315,7 +331,7 @@ class LBFGSStepper:
 
     @staticmethod
     def _restored_list(state: State, prefix: str) -> list[Tensor]:
-        """The entries prefix0, prefix1, ... in this order."""
+        """The entries of a state that are named prefix0, prefix1, ..., in this order."""
         entries = {}
         for name, value in state.items():
             if name.startswith(prefix):
@@ -330,7 +346,7 @@ class HessianFreeStepper:
         self.optimiser = optimiser
 
     def step(self, at: Point, rate: float) -> Figures:
-        """Move the weights; the figures are those of the step's report."""
+        """Move the weights; the figures are those of the step's report. `rate` is not used."""
         assert at.curvature is not None
         batch = at.curvature()
         c = Curvature(at.net, batch, at.loss)  # type: ignore[arg-type]
@@ -349,7 +365,10 @@ class HessianFreeStepper:
         return dict(self.optimiser.state)
 
     def complaint(self, net: Net, state: State, begun: bool) -> str | None:
-        """What is wrong with a state; None if nothing is."""
+        """What is wrong with a state; None if nothing is.
+
+        begun: at least one step was taken. The last solution may be missing even then.
+        """
         damping = state.get("damping")
         if not isinstance(damping, int | float) or not 0 < damping < math.inf:
             return f"damping should be a positive number; got {damping!r}"
@@ -376,7 +395,7 @@ class RidgeStepper:
         self.ridge = ridge
 
     def step(self, at: Point, rate: float) -> Figures:
-        """Add the batches, and solve for the readout."""
+        """Add the batches, and solve for the readout. `rate` is not used."""
         for batch in at.batches:
             self.ridge.add(batch)
             at.spend(len(batch.sizes) / 2)  # a forward sweep is half a gradient
@@ -389,10 +408,14 @@ class RidgeStepper:
         return dict(self.ridge.state)
 
     def complaint(self, net: Net, state: State, begun: bool) -> str | None:
-        """What is wrong with a state; None if nothing is."""
+        """What is wrong with a state; None if nothing is.
+
+        begun: at least one step was taken, so that the state may not be empty.
+        """
         if not state and not begun:
             return None
         ridge_net = self.ridge.net
+        # The factor has a column for each state read, each target, and b_o.
         width = ridge_net.V.shape[1] + ridge_net.outputs + (ridge_net.b_o is not None)
         factor = torch.empty(width, width, dtype=torch.float64, device="meta")
         return misfit({"factor": factor}, state)

@@ -45,11 +45,12 @@ class Jacobian:
             elif y.requires_grad:
                 self.places.append(i)
         self.outputs = [outputs[i] for i in self.places]
+        # J' w as a function of w, at w = 0: its derivative by w gives J.
         self.dual = [torch.zeros_like(y, requires_grad=True) for y in self.outputs]
         self.pulled = vector_products(self.outputs, self.inputs, self.dual, create_graph=True)
 
     def push(self, dots: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """J dots, by output."""
+        """J dots, by output. dots: a change of each input, None for zero."""
         pushed: list[Tensor | None] = [None] * self.count
         for i, y in zip(self.places, vector_products(self.pulled, self.dual, dots), strict=True):
             pushed[i] = y
@@ -58,7 +59,7 @@ class Jacobian:
         return pushed
 
     def pull(self, bars: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """J' bars, by input."""
+        """J' bars, by input. bars: what multiplies each output, None for zero."""
         pulled = vector_products(self.outputs, self.inputs, [bars[i] for i in self.places])
         for i, j in self.copied:
             pulled[j] = plus(pulled[j], bars[i])
@@ -72,16 +73,21 @@ def vector_products(
     create_graph: bool = False,
 ) -> list[Tensor | None]:
     """The gradient of the sum of <bar, output> by each input; None for zero."""
-    ends: list[Tensor] = []
-    end_bars: list[Tensor] = []
+    used_outputs: list[Tensor] = []
+    used_bars: list[Tensor] = []
     for y, bar in zip(outputs, bars, strict=True):
         if y is not None and bar is not None:
-            ends.append(y)
-            end_bars.append(bar)
-    if not ends:
+            used_outputs.append(y)
+            used_bars.append(bar)
+    if not used_outputs:
         return [None] * len(inputs)
     gradients = torch.autograd.grad(
-        ends, inputs, end_bars, retain_graph=True, create_graph=create_graph, allow_unused=True
+        used_outputs,
+        inputs,
+        used_bars,
+        retain_graph=True,  # the graph is made once, and serves for many products
+        create_graph=create_graph,
+        allow_unused=True,
     )
     return list(gradients)
 
@@ -95,7 +101,7 @@ class ReadoutJacobian:
 
     @torch.no_grad()
     def push(self, dots: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """[da] for (dh, dV, db_o); db_o may be missing."""
+        """[da] for the changes (dh, dV, db_o); db_o may be missing, None is zero."""
         dh, dV, *db_o = dots
         by_h = None if dh is None else dh @ self.V.T
         by_V = None if dV is None else self.h @ dV.T
@@ -103,7 +109,7 @@ class ReadoutJacobian:
 
     @torch.no_grad()
     def pull(self, bars: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients by h, V and b_o."""
+        """The gradients of <bar, a> by h, V and b_o, for bars = [bar]."""
         (bar,) = bars
         if bar is None:
             return [None] * 3
@@ -130,12 +136,13 @@ class WeightJacobian:
                 "function or engine 'autograd'."
             )
         net = run.network
-        assert net.cell is not None
+        assert net.cell is not None  # a run with a formula has a cell
         self.net = net
         self.rows = run.layout.rows
         self.u = run.u_rows
         self.swept = swept
         self.given_width = len(net.cell.given) * net.hidden  # of data that no weight multiplies
+        # The derivatives of the effective weights by the parameters, and of the readout.
         with torch.enable_grad():
             weights = effective_weights(net, learned_x0)
             self.names = list(weights)
@@ -143,7 +150,8 @@ class WeightJacobian:
             self.readout_names = [n for n in weights if n in ("V", "b_o", *net.extra_weights())]
             readout_weights = {n: weights[n].detach().requires_grad_() for n in self.readout_names}
             self.to_outputs = self._readout(run, readout_weights)
-        self.side_rows = len(weights.get("R_v", ()))
+        self.side_rows = len(weights.get("R_v", ()))  # of R_v, which makes side of u
+        # What W, R and b multiply, side by side in one matrix [N, columns].
         with torch.no_grad():
             columns = self._multiplied_columns(weights)
             self.column_names = list(columns)
@@ -152,7 +160,10 @@ class WeightJacobian:
             torch.cat(list(columns.values()), 1, out=self.multiplied)
 
     def _readout(self, run: Trajectory, weights: dict[str, Tensor]) -> Jacobian | ReadoutJacobian:
-        """The derivative of the pre-outputs by the states and the readout's weights."""
+        """The derivative of the pre-outputs by the states and the readout's weights.
+
+        By formula for a plain a = V x_T + b_o, which is the usual case; else from a graph.
+        """
         net = self.net
         states = self.swept.x if net.reads_all_steps else run.run.last
         states = states.detach().requires_grad_()
@@ -167,7 +178,10 @@ class WeightJacobian:
         return Jacobian([a], [states, *weights.values()])
 
     def _multiplied_columns(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What W, R and b multiply, in rows, and zeros that fill the columns up."""
+        """What W, R and b multiply, in rows: r(x_{t-1}), u_t and 1, by the weight's name.
+
+        Under "" there are zeros, which fill the columns up to a multiple of LANES.
+        """
         assert self.net.cell is not None
         columns = {}
         if "W" in weights:
@@ -183,8 +197,10 @@ class WeightJacobian:
     def push(self, direction: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """J direction = (da, dx), in rows; direction: a change of each parameter."""
         rows = self.rows
+        # The change of each effective weight, by name; None for zero.
         dots = dict(zip(self.names, self.to_weights.push(direction), strict=True))
         with torch.no_grad():
+            # M = (dW, dR, db, 0), so that one product gives the change of all pre-activations.
             M = self.multiplied.new_zeros(self.swept.saved.a.shape[1], self.multiplied.shape[1])
             for name, block in zip(self.column_names, M.split(self.column_widths, 1), strict=True):
                 dot = dots.get(name)
@@ -200,6 +216,7 @@ class WeightJacobian:
             dx0 = dots.get("x0")
             if dx0 is not None:
                 dx0 = dx0.expand(rows.B, -1)
+            # None: the change by dW is in base already.
             dx = self.swept.push(base, side, None, dx0, dots.get("p"))
         read = dx if self.net.reads_all_steps else rows.last(dx)
         da = self.to_outputs.push([read, *(dots[name] for name in self.readout_names)])[0]
@@ -207,7 +224,10 @@ class WeightJacobian:
         return da, dx
 
     def pull(self, of_a: Tensor | None, of_x: Tensor | None) -> list[Tensor]:
-        """The gradient of <of_a, a> + <of_x, x> by each parameter; of_x may be overwritten."""
+        """The gradient of <of_a, a> + <of_x, x> by each parameter; of_x may be overwritten.
+
+        s and s_last are the sources of the adjoint sweep, at all states and at the last ones.
+        """
         of_states, *of_readout = self.to_outputs.pull([of_a])
         bars = dict(zip(self.readout_names, of_readout, strict=False))
         s = s_last = None
@@ -227,9 +247,10 @@ class WeightJacobian:
         return gradients
 
     def _pull_sweep(self, s: Tensor | None, s_last: Tensor | None) -> dict[str, Tensor | None]:
-        """The gradients by the effective weights of a sweep whose states have these sources."""
+        """The gradients by the effective weights of <s, x> + <s_last, last states>, by name."""
         rows = self.rows
         swept = self.swept
+        # Of base, v, W, x0 and p, whose gradients are wanted; that by W follows from delta below.
         needed = (True, "R_v" in self.names, False, "x0" in self.names, "p" in self.names)
         delta, of_v, _, of_x0, of_p = forward_gradient(
             swept.plan, swept.saved, swept.W, s, s_last, None, needed
@@ -240,7 +261,7 @@ class WeightJacobian:
         if "b" in bars:
             bars["b"] = blocks[self.column_names.index("b")][:, 0]
         if of_v is not None and "R_v" in self.names:
-            of_v = of_v[:, : of_v.shape[1] - self.given_width]
+            of_v = of_v[:, : of_v.shape[1] - self.given_width]  # without the data, which come last
             bars["R_v"] = sum_products(rows, of_v, self.u)
             bars["b_v"] = sum_rows(rows, of_v)
         bars["p"] = of_p
@@ -250,7 +271,10 @@ class WeightJacobian:
 
 
 def effective_weights(net: Network, learned_x0: bool) -> dict[str, Tensor]:
-    """The weights that sweep and readout use, by name: W with its structure and mask, ..."""
+    """The weights that sweep and readout use, by name: W with its structure and mask, ...
+
+    learned_x0: whether the run began at the network's own x0; else x0 is no weight.
+    """
     recurrent = net.effective_weights()
     (R, b), side = recurrent.input_weights
     weights = {"W": recurrent.W, "R": R, "b": b, "V": net.V, "b_o": net.b_o}

@@ -55,7 +55,7 @@ class Entry:
 
     build: Callable[..., Task]
     about: str
-    settled: dict[str, Any] = field(default_factory=dict)
+    settled: dict[str, Any] = field(default_factory=dict)  # options that cannot be chosen
 
 
 TASKS: dict[str, Entry] = {

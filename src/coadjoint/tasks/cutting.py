@@ -57,7 +57,7 @@ class Part(NamedTuple):
         return [self.cut.name(i) for i in self.chosen]
 
     def targets(self, at: str) -> list[np.ndarray]:
-        """Return the targets of the pieces, by `target_of`."""
+        """Return the target of each piece, NaN where missing: [k] at "last", [T, k] at "every"."""
         return [target_of(self.cut, i, at) for i in self.chosen]
 
 
@@ -66,13 +66,14 @@ def cut_into_pieces(
 ) -> PreparedSheet:
     """Cut sequences into windows, or leave them whole, and leave out those without a target.
 
-    A window is at most `window` rows; with one target for each (at "last") exactly as many.
+    A window is at most `window` rows (None: the whole sequence); with one target for each, at
+    "last", exactly as many. `missing` says what to do with pieces without a target.
     """
     pieces: list[Piece] = []
     problems = Problems(sheet.path)
     rows_left_out = 0
-    least = 2 if kind == "next" else 1
-    shortest = max(window or 0, least)
+    least = 2 if kind == "next" else 1  # rows of a piece: to predict the next, there must be one
+    shortest = max(window or 0, least)  # rows of a sequence
     for i, (start, T) in enumerate(zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True)):
         if shortest > T:
             rule = f"--window {window}" if window else "--kind next"
@@ -104,7 +105,11 @@ def cut_into_pieces(
 
 
 def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> PreparedSheet:
-    """Leave out pieces without a target, or refuse them unless `missing` is "drop" or "mask"."""
+    """Leave out pieces without a target, or refuse them unless `missing` is "drop" or "mask".
+
+    A piece with a target at every row lacks it if any is missing; with "mask", if all are, because
+    single rows are masked in the loss.
+    """
     sheet = cut.sheet
     can_mask_steps = missing == "mask" and at == "every"
     gaps = []
@@ -128,8 +133,8 @@ def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> Pre
             )
         problems.raise_if_any()
     note = f"{sum(lacking)} sequences of {sheet.path} have no target and are left out"
-    kept = [piece for piece, lacks in zip(cut.pieces, lacking, strict=True) if not lacks]
-    return replace(cut, pieces=kept, notes=(*cut.notes, note))
+    with_target = [piece for piece, lacks in zip(cut.pieces, lacking, strict=True) if not lacks]
+    return replace(cut, pieces=with_target, notes=(*cut.notes, note))
 
 
 def target_of(cut: PreparedSheet, i: int, at: str) -> np.ndarray:
@@ -150,21 +155,21 @@ def target_of(cut: PreparedSheet, i: int, at: str) -> np.ndarray:
     last: np.ndarray = rows[-1]
     if not np.isnan(last).any():
         return last
-    low = np.fmin.reduce(rows)
+    low = np.fmin.reduce(rows)  # of the values that are not NaN
     high = np.fmax.reduce(rows)
     return np.where(np.isnan(last) & (low == high), low, last)
 
 
 def hash_inputs(cut: PreparedSheet, i: int) -> bytes:
-    """Return a hash of the inputs of piece i."""
+    """Return a hash of the inputs of piece i, equal for pieces with equal inputs."""
     _, start, stop = cut.pieces[i]
     inputs = np.ascontiguousarray(cut.sheet.u[start:stop]).tobytes()
     return hashlib.blake2b(inputs, digest_size=16).digest()
 
 
 def refuse_overlap(cuts: dict[str, PreparedSheet]) -> None:
-    """Refuse sequences whose inputs are in two files."""
-    known: dict[bytes, tuple[str, str]] = {}
+    """Refuse sequences whose inputs are in two files; cuts: the file of each split."""
+    known: dict[bytes, tuple[str, str]] = {}  # (split, name) by the hash of the inputs
     for split, cut in cuts.items():
         new = {hash_inputs(cut, i): (split, cut.name(i)) for i in range(len(cut.pieces))}
         repeated = [key for key in new if key in known]
@@ -199,7 +204,8 @@ def split_pieces(
     single sequence are dealt in order of time.
     """
     check_split(split)
-    owner = np.array([piece.sequence for piece in cut.pieces])
+    # A unit is what stays together: a sequence, or a window if there is a single sequence.
+    owner = np.array([piece.sequence for piece in cut.pieces])  # the unit of each piece
     units = np.unique(owner)
     if len(units) == 1:
         units = np.arange(len(cut.pieces))
@@ -208,7 +214,7 @@ def split_pieces(
     else:
         order = rng(seed, "split").permutation(units)
         if stratify:
-            class_of = np.zeros(owner.max() + 1, int)
+            class_of = np.zeros(owner.max() + 1, int)  # by sequence: that of its last piece
             for i, sequence in enumerate(owner):
                 class_of[sequence] = int(target_of(cut, i, "last")[0])
             order = spread_classes(order, class_of[order])
@@ -251,7 +257,11 @@ def check_split(split: Sequence[float]) -> None:
 
 
 def spread_classes(order: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Reorder units of these classes so that each class is spread evenly, in the same order."""
+    """Reorder units so that each class is spread evenly over all places.
+
+    classes: the class of each unit of `order`. Within a class the order stays. The r-th of m units
+    of a class goes to (r + 0.5) / m of the way, r = 0..m-1.
+    """
     position = (rank_within_class(classes) + 0.5) / np.bincount(classes)[classes]
     spread: np.ndarray = order[np.argsort(position, kind="stable")]
     return spread
@@ -260,7 +270,7 @@ def spread_classes(order: np.ndarray, classes: np.ndarray) -> np.ndarray:
 def rank_within_class(classes: np.ndarray) -> np.ndarray:
     """Return how many entries of the same class come before each entry."""
     by_class = np.argsort(classes, kind="stable")
-    first = np.searchsorted(classes[by_class], classes[by_class])
+    first = np.searchsorted(classes[by_class], classes[by_class])  # where its class begins
     ranks = np.empty(len(classes), int)
     ranks[by_class] = np.arange(len(classes)) - first
     return ranks

@@ -63,6 +63,7 @@ class Data(Collection):
         self.notes = notes
         self.inputs = len(description.features) + len(description.masked)
         self.readout = description.at
+        # The mean over steps, so that long sequences count no more than short ones.
         self.reduce = "mean" if self.readout == "every" else "sum"
         if description.kind == "classify":
             self.outputs = len(description.labels)
@@ -232,6 +233,7 @@ class Data(Collection):
             **how,
         )
         sheet = match_features(read(path, options), d)
+        # "predict" is no kind of task: unlike those, it asks for no target and no next row.
         sheet = fill_gaps(sheet, "predict", d.at, how.get("missing", "refuse"), irregular)
         cut = cut_into_pieces(sheet, "predict", d.at, d.window, missing="refuse")
         return Prediction(d, Path(path), cut, inputs_of(cut.sheet, d))
@@ -251,7 +253,10 @@ class Data(Collection):
         return replace(batch, y=y, mask=(~gap).to(batch.u.dtype))
 
     def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
-        """Return labels as they were read, and numbers in their own units."""
+        """Return (target, prediction) of each sequence as text: labels, or numbers in their units.
+
+        a [B, outputs] and y [B, ...] are those of one step.
+        """
         d = self.description
         if d.labels:
             return pairs_of_text(lambda number: d.labels[int(number)], y, a.argmax(-1))
@@ -265,11 +270,11 @@ class Data(Collection):
         y = batch.y.to(a.device)
         if self.readout == "every":
             lengths = torch.as_tensor(batch.lengths, device=a.device)
-            counts = torch.arange(len(a), device=a.device)[:, None] < lengths
+            is_judged = torch.arange(len(a), device=a.device)[:, None] < lengths
             if batch.mask is not None:
-                counts &= batch.mask.to(a.device) != 0
-            a = a[counts]
-            y = y[counts]
+                is_judged &= batch.mask.to(a.device) != 0
+            a = a[is_judged]
+            y = y[is_judged]
         if self.description.kind == "classify":
             return {"accuracy": count_right(a.argmax(-1) == y)}
         std = torch.tensor(self.description.target_std, dtype=torch.float64, device=a.device)
@@ -297,7 +302,7 @@ def check_window(window: object, kind: str | None) -> None:
 
 
 def features_with_gaps(first: Sheet, cuts: dict[str, PreparedSheet]) -> list[str]:
-    """Return the features that miss a value in any file."""
+    """Return the features that miss a value in any file; first: the sheet of the training file."""
     has_gap = np.zeros(len(first.features), bool)
     for cut in cuts.values():
         has_gap |= np.isnan(cut.sheet.u).any(0)
@@ -320,10 +325,11 @@ class Scale(NamedTuple):
 
 
 def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: bool) -> Scale:
-    """Measure the scale of the training pieces.
+    """Measure the scale of inputs and real targets in the training pieces.
 
-    Refused are features without any value, a constant target, and constant features if the next
-    step is to be predicted.
+    first: the sheet of the training file, for names and messages; part: the pieces. Refused are
+    features without any value, a constant target, and constant features alone if the next step is
+    to be predicted.
     """
     rows = np.concatenate([np.arange(start, stop) for _, start, stop in part.pieces])
     u = part.cut.sheet.u[rows]

@@ -77,7 +77,7 @@ def split_indices(labels: np.ndarray) -> dict[str, np.ndarray]:
     test = []
     train = []
     for digit in range(10):
-        images = order[labels[order] == digit]
+        images = order[labels[order] == digit]  # their numbers, in random order
         valid.append(images[:EACH])
         test.append(images[EACH : 2 * EACH])
         train.append(images[2 * EACH :])

@@ -67,6 +67,7 @@ class Music(Collection):
         return super().held_out(split, seed, draw, n)
 
     def _batch_of(self, split: str, index: Index) -> Batch:
+        """Return the pieces as a batch of floats; they are stored as single bytes."""
         batch = super()._batch_of(split, index)
         return replace(batch, u=batch.u.float(), y=batch.y.float())
 
@@ -87,7 +88,7 @@ class Music(Collection):
         train = self._all_steps("train")
         test = self._all_steps("test")
         p = (train.sum(0, dtype=np.float64) + 1) / (len(train) + 2)
-        q = test.mean(0, dtype=np.float64)
+        q = test.mean(0, dtype=np.float64)  # how often each note sounds in the test pieces
         return {"nll": float(-(q * np.log(p) + (1 - q) * np.log1p(-p)).sum())}
 
     def _all_steps(self, split: str) -> np.ndarray:
@@ -131,7 +132,10 @@ def read_rolls(path: Path) -> dict[str, list[np.ndarray]]:
 
 
 def check_pieces(file: str, key: str, values: Value) -> list[np.ndarray]:
-    """Return the piano rolls of one split; anything but a cell array of them is refused."""
+    """Return the piano rolls of one split; anything but a cell array of them is refused.
+
+    file, key: the names of the file and of the variable, for messages; values: the variable.
+    """
     if not isinstance(values, list) or not values:
         raise DataError(
             f"{file}: {key} is {describe(values)}; expected a cell array of pieces, at least one."
@@ -140,7 +144,10 @@ def check_pieces(file: str, key: str, values: Value) -> list[np.ndarray]:
 
 
 def check_roll(where: str, x: Value) -> np.ndarray:
-    """Return a piano roll [1 + T, 88] after a step of silence; values but 0 and 1 are refused."""
+    """Return the piano roll x [T, 88] after a step of silence, [1 + T, 88].
+
+    Values other than 0 and 1 are refused; `where` names the piece in messages.
+    """
     if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[1] != NOTES or not len(x):
         raise DataError(
             f"{where} is {describe(x)}; expected numbers [T, {NOTES}], one row for each step."
@@ -189,6 +196,7 @@ def read_variables(data: bytes) -> Iterator[tuple[str, Value]]:
     a damaged file is refused and nothing in it is executed. (scipy.io.loadmat can crash the
     interpreter on one.)
     """
+    # The header has 128 bytes, the last four of them the version and a mark of the byte order.
     order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
     if order is None or struct.unpack_from(order + "H", data, 124)[0] != 0x0100:
         raise ValueError("its header names another version")
@@ -209,30 +217,34 @@ def unpack(data: memoryview) -> bytes:
 
 
 def elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
-    """Yield type and content of the data elements that follow one another."""
-    at = 0
-    while at < len(data):
-        kind, size = struct.unpack_from(order + "II", data, at)
-        begin = at + 8
+    """Yield type and content of the data elements that follow one another.
+
+    order: the byte order, "<" or ">". An element is its type, its size and as many bytes.
+    """
+    position = 0
+    while position < len(data):
+        kind, size = struct.unpack_from(order + "II", data, position)
+        begin = position + 8
         limit = len(data)
         if kind >> 16:  # a short element: type and size share a word, and up to four bytes follow
             size = kind >> 16
             kind &= 0xFFFF
-            begin = at + 4
-            limit = at + 8
+            begin = position + 4
+            limit = position + 8
         end = begin + size
         if end > limit:
             raise ValueError(f"an element of {size} bytes does not fit into its place")
         yield kind, data[begin:end]
         # Elements take multiples of eight bytes, except for compressed ones.
-        padding = 0 if kind == COMPRESSED else (at - end) % 8
-        at = end + padding
+        padding = 0 if kind == COMPRESSED else (position - end) % 8
+        position = end + padding
 
 
 def matrix(data: memoryview, order: str, nested: bool = False) -> tuple[str, Value]:
     """Return name and value of a matrix element.
 
-    It holds flags, sizes and a name, then its numbers column by column, or its cells.
+    It holds flags, sizes and a name, then its numbers column by column, or its cells. The value of
+    anything else, such as a cell array within another (`nested`), is a description of it.
     """
     if not data:
         return "", np.zeros((0, 0))
@@ -246,7 +258,7 @@ def matrix(data: memoryview, order: str, nested: bool = False) -> tuple[str, Val
         return title, [matrix(cell, order, nested=True)[1] for _, cell in content]
     if kind not in NUMBERS:
         return title, OTHERS.get(kind, "something unknown")
-    if len(content) != 1:
+    if len(content) != 1:  # a real and an imaginary part
         return title, "complex numbers"
     values = numbers(content[0], order)
     if min(shape, default=0) < 0 or values.size != math.prod(shape):
@@ -255,7 +267,10 @@ def matrix(data: memoryview, order: str, nested: bool = False) -> tuple[str, Val
 
 
 def numbers(element: tuple[int, memoryview], order: str) -> np.ndarray:
-    """Return the numbers of a data element, in this machine's byte order."""
+    """Return the numbers of a data element (type, bytes), in this machine's byte order.
+
+    order: that of the file, "<" or ">".
+    """
     kind, content = element
     if kind not in TYPES:
         raise ValueError(f"numbers of unknown type {kind}")

@@ -75,6 +75,7 @@ class Prediction:
             raise InputError(f"got outputs for {done} sequences; expected {len(self)}.")
 
     def _header(self) -> list[str]:
+        """Return the names of the columns."""
         d = self.description
         predicted = d.features if d.kind == "next" else d.targets
         names = ["id"]
@@ -88,7 +89,10 @@ class Prediction:
         return [spreadsheet_cell(name) for name in names]
 
     def _check_shape(self, a: np.ndarray, done: int) -> None:
-        """Refuse outputs of another shape, or for more sequences than there are."""
+        """Refuse outputs of another shape, or for more sequences than there are.
+
+        done: how many sequences had outputs before these.
+        """
         d = self.description
         every = d.at == "every"
         width = len(d.labels) or len(d.target_std)
@@ -138,7 +142,7 @@ class Prediction:
 
 
 def number_cells(row: np.ndarray) -> list[str]:
-    """Return numbers as text that float32 can be read back from."""
+    """Return numbers as text with nine digits, from which a float32 is read back exactly."""
     return [f"{x:.9g}" for x in row]
 
 

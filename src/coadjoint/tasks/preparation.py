@@ -21,16 +21,17 @@ WHOLE_LABEL = re.compile(r"[+-]?\d{1,300}", re.ASCII)
 
 
 def column_names(names: ColumnNames) -> tuple[str, ...] | None:
-    """Return one name or several as a tuple."""
+    """Return one name or several as a tuple; None, if names are not given, stays None."""
     if names is None:
         return None
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def read_all(paths: dict[str, PathLike | None], options: Options) -> dict[str, Sheet]:
-    """Read the file of each split, by the columns of the training file.
+    """Read the file of each split, by the columns of the training file, which comes first.
 
-    Held-out files must have as many features and targets, and must be different files.
+    Splits without a path (None) are left out. Held-out files must have as many features and
+    targets, and must be different files.
     """
     sheets: dict[str, Sheet] = {}
     for split, path in paths.items():
@@ -48,7 +49,7 @@ def read_all(paths: dict[str, PathLike | None], options: Options) -> dict[str, S
 def options_like(first: Sheet, options: Options) -> Options:
     """Return the options that read a held-out file like the training file."""
     options = replace(options, kind=options.kind or kind_of(first))
-    if not first.has_names:
+    if not first.has_names:  # columns are known by position: there are no names to ask for
         return options
     return replace(
         options,
@@ -80,7 +81,11 @@ def refuse_different_columns(new: Sheet, split: str, old: Sheet, old_split: str)
 
 
 def match_features(sheet: Sheet, description: Description) -> Sheet:
-    """Return the sheet with its features named as in training; other features are refused."""
+    """Return the sheet with its features named as in training.
+
+    A file without names is refused if the network reads by name, and so is another number of
+    features.
+    """
     if description.named and not sheet.has_names:
         raise DataError(
             f"{sheet.path} has no column names, and the network reads "
@@ -135,9 +140,10 @@ def are_whole_numbers(labels: list[str]) -> bool:
 
 
 def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
-    """Return the sheet with labels as class numbers [., 1], NaN where missing.
+    """Return the sheet with labels as class numbers, NaN where missing.
 
-    A label that does not occur in the training file is refused.
+    labels: the classes, in the order of their numbers. y is then [N, 1], or [n, 1] with a label for
+    each sequence. A label that does not occur in the training file is refused.
     """
     assert sheet.y is not None
     number = {word: float(k) for k, word in enumerate(labels)} | {"": math.nan}
@@ -149,6 +155,7 @@ def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
     for word, i in first_row.items():
         if word in number:
             continue
+        # Entry i belongs to row i, or to sequence i, which is named by its first row.
         row = i if sheet.y_per == "step" else int(sheet.starts[i])
         problems.add(
             f"{sheet.place(row, sheet.targets[0])}: label '{one_line(word)}' does not occur in the "
@@ -160,7 +167,10 @@ def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
 
 
 def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
-    """Return where the target is, "last" or "every": as chosen, or the only possibility."""
+    """Return where the target is, "last" or "every": as chosen (`at`), or the only possibility.
+
+    A target that is constant within each of several sequences belongs to the sequences.
+    """
     if kind == "next":
         if at == "last":
             raise ConfigError("--kind next predicts at every step; leave --at out.")
@@ -175,6 +185,7 @@ def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
     if at:
         return at
     assert sheet.y is not None
+    # The least and largest target of each sequence; NaN if all are missing.
     low = np.fmin.reduceat(sheet.y, sheet.starts)
     high = np.fmax.reduceat(sheet.y, sheet.starts)
     is_constant_within = bool((np.isnan(low) | (low == high)).all())
@@ -190,7 +201,10 @@ def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
 
 
 def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:
-    """Refuse a target that is missing everywhere, or that equals an input in every row."""
+    """Refuse a target that is missing everywhere, or that equals an input in every row.
+
+    labels: the classes that the numbers in the target stand for; none in a regression.
+    """
     if kind == "next":
         return
     y = sheet.y
@@ -213,9 +227,9 @@ def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:
 
 
 def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) -> Sheet:
-    """Return the sheet with gaps dropped or filled as `missing` says.
+    """Return the sheet with gaps dropped or filled if `missing` is "drop" or "ffill".
 
-    Irregular time steps are refused if `irregular` says so.
+    Irregular time steps are refused if `irregular` is "refuse".
     """
     if missing == "drop":
         sheet = drop_rows(sheet, kind, at)
@@ -229,7 +243,10 @@ def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) ->
 
 
 def drop_rows(sheet: Sheet, kind: str, at: str) -> Sheet:
-    """Return the sheet without the rows that lack a value."""
+    """Return the sheet without the rows that lack an input, or a target that each row must have.
+
+    kind and at say whether it must.
+    """
     lost = np.isnan(sheet.u).any(1)
     if kind in ("classify", "regress") and at == "every" and sheet.y_per == "step":
         assert sheet.y is not None
@@ -255,7 +272,7 @@ def fill_forward(sheet: Sheet) -> Sheet:
     row = np.arange(len(gaps))[:, None]
     # The last row with a value, up to each row; -1 if there is none.
     latest = np.maximum.accumulate(np.where(gaps, -1, row), 0)
-    first = np.repeat(sheet.starts, sheet.lengths)[:, None]
+    first = np.repeat(sheet.starts, sheet.lengths)[:, None]  # row of the same sequence
     problems = Problems(sheet.path)
     for r, j in np.argwhere(latest < first):
         problems.add(

@@ -14,7 +14,7 @@ from .task import Sequences
 
 
 def is_constant(values: np.ndarray) -> np.ndarray:
-    """Tell for each column whether all values that are not missing are equal."""
+    """Tell for each column whether all its values that are not missing (NaN) are equal."""
     equal: np.ndarray = np.fmin.reduce(values) == np.fmax.reduce(values)
     return equal
 
@@ -77,6 +77,8 @@ def cast(values: np.ndarray, dtype: str, place: Callable[[int, int], str]) -> np
 def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequences:
     """Return the pieces of one split with their targets.
 
+    With kind "next" the inputs are all rows but the last, the targets all but the first.
+
     Args:
         part: The pieces.
         u: The inputs of all rows of their sheet, by `inputs_of`.
@@ -100,7 +102,10 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
 
 
 def class_targets(part: Part, at: str) -> list[np.ndarray | float]:
-    """Return the class number of each piece, or of each of its steps; -1 where missing."""
+    """Return the class number of each piece (at "last"), or of each of its steps ("every").
+
+    -1 where missing.
+    """
     targets: list[np.ndarray | float] = []
     for target in part.targets(at):
         numbers = np.nan_to_num(target[..., 0], nan=-1).astype(np.int64)
@@ -109,7 +114,10 @@ def class_targets(part: Part, at: str) -> list[np.ndarray | float]:
 
 
 def real_targets(part: Part, description: Description) -> list[np.ndarray | float]:
-    """Return the targets of each piece in units of their standard deviation in training."""
+    """Return the targets of each piece as (target - mean) / std, by their scale in training.
+
+    [T, k] at every row, [k] at the last.
+    """
     sheet = part.cut.sheet
     mean = np.array(description.target_mean)
     std = np.array(description.target_std)

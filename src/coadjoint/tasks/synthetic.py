@@ -32,7 +32,7 @@ def is_predicted(a: Tensor, y: Tensor) -> Tensor:
 
 
 def as_pair(what: str, value: object, names: str) -> tuple[object, object]:
-    """Return both entries of a pair; refuse anything else."""
+    """Return both entries of a pair; refuse anything else. what, names: for the message."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise InputError(f"{what} must be a pair ({names}); got {value!r}.")
     return value[0], value[1]
@@ -78,9 +78,8 @@ class Generated(Task):
             )
         if self.curriculum is not None:
             first, count = as_pair("curriculum", self.curriculum, "start, steps")
-            start = whole_number(
-                f"the curriculum's start for task '{self.name}'", first, self.shortest
-            )
+            start_text = f"the curriculum's start for task '{self.name}'"
+            start = whole_number(start_text, first, self.shortest)
             if start > high:
                 raise InputError(
                     f"the curriculum starts at length {start}; "
@@ -89,7 +88,7 @@ class Generated(Task):
             self.curriculum = (start, whole_number("the curriculum's number of steps", count, 1))
 
     def stretch(self, L: int) -> tuple[int, int]:
-        """Return the shortest and longest sequence of a task given the single number `length=L`."""
+        """Return the least and largest length that a single number `length=L` stands for."""
         return L, L
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -122,7 +121,7 @@ class Generated(Task):
         """Draw `n` new sequences in batches."""
         choose("split", split, self.splits)
         whole_number("n", n, 1)
-        # Where each batch has one length, small batches show many lengths.
+        # Where each batch has one length, small batches show many lengths. k: the batch's number.
         one_length_each = not self.ragged and self.span[0] != self.span[1]
         size = 100 if one_length_each else 1000
         for k, done in enumerate(range(0, n, size)):
@@ -203,7 +202,7 @@ class Addition(Generated):
         return {f"right_{d}": count_right(error < d) for d in RULES.values()}
 
     def baseline(self) -> dict[str, float]:
-        """Return the metrics of the best constant, 0.5."""
+        """Return the metrics of the best constant, 0.5: two triangles, (1 - 2 d)^2, are wrong."""
         right = {f"right_{d}": 1 - (1 - 2 * d) ** 2 for d in RULES.values()}
         return {"loss": 1 / 24, **right}
 
@@ -225,7 +224,7 @@ class Multiplication(Addition):
         return product
 
     def baseline(self) -> dict[str, float]:
-        """Return the metrics of the best constant for each.
+        """Return the metrics of the best constant for each: the loss, and each width d of a rule.
 
         The density of the product, -log y, falls, so the best window of width 2 d is [0, 2 d].
         """
@@ -380,6 +379,7 @@ class Memorisation(Generated):
         super().__post_init__()
 
     def _task_name(self) -> str:
+        """Return the name under which TASKS lists these values and positions, if it does."""
         names = {(2, 5): "memorisation-5", (5, 10): "memorisation-20"}
         return names.get((self.values, self.positions), "memorisation")
 
@@ -442,6 +442,7 @@ class Copy(Memorisation):
     early = 1
 
     def _task_name(self) -> str:
+        """Return the same name for all values and positions."""
         return "copy"
 
     def judged(self, steps: Tensor, recall: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ Index = Sequence[int] | np.ndarray
 
 
 def rng(seed: int, *keys: int | str) -> np.random.Generator:
-    """Return the random numbers that belong to these keys and to no others.
+    """Return a generator of the random numbers that belong to this seed and these keys alone.
 
     What a training step draws therefore does not depend on the steps before it.
     """
@@ -215,6 +215,7 @@ class Collection(Task):
         """Return training batch number `step`, a part of its epoch's permutation."""
         check_seed(seed)
         step = whole_number("step", step, 0, 2**62)
+        # Batch k of this epoch.
         epoch, k = divmod(step, self.steps_per_epoch(whole_number("size", size)))
         order = permutation(len(self.sets["train"]), seed, epoch)
         return self._batch_of("train", order[k * size : (k + 1) * size])
@@ -224,7 +225,8 @@ class Collection(Task):
     ) -> Iterator[Batch]:
         """Yield all sequences of a split in batches of at most `n`.
 
-        They come in order of length, so that batches hold little padding.
+        They come in order of length, so that batches hold little padding. A batch ends before its
+        padded steps exceed LARGEST_BATCH. seed and draw are not needed.
         """
         whole_number("n", n)
         sequences = self.sets[choose("split", split, self.sets)].u
@@ -240,4 +242,5 @@ class Collection(Task):
             begin = end
 
     def _batch_of(self, split: str, index: Index) -> Batch:
+        """Return the sequences of a split with these numbers, as a batch."""
         return self.sets[split].batch(index, self.readout == "every", self.reduce)

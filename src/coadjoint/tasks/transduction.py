@@ -81,7 +81,7 @@ class Transduction(Generated):
         k = self.values
         t = np.arange(L.max() + 1)[:, None]
         s = rng.integers(0, k, (L.max(), len(L)))
-        one_longer = np.append(s, s[:1], 0)
+        one_longer = np.append(s, s[:1], 0)  # a row for the end; its letters are not used
         letters_and_end = np.where(t < L, one_longer, k)
         y = self.answer(letters_and_end, L)
         return one_hot(s, k), np.where(t > L, PADDING, y)
@@ -97,6 +97,7 @@ class Transduction(Generated):
         tokens = pad(tokens, (0, 0, 0, longest - len(tokens)), value=PADDING)
         y = pad(batch.y, (0, 0, 0, longest - len(batch.y)), value=PADDING)
         correct = tokens == y
+        # Tokens beyond the answer count as errors, and so do those that are missing.
         judged = (y != PADDING) | (tokens != PADDING)
         return {"right": count_right(correct[judged]), "whole": count_right(correct.all(0))}
 
@@ -105,11 +106,16 @@ class Transduction(Generated):
         return pairs_of_text(self._letters, y, decode_tokens(a.transpose(0, 1)).T)
 
     def _letters(self, tokens: Tensor) -> str:
+        """Return the letters among tokens as text, without the end and padding."""
         letters = [str(int(token)) for token in tokens if 0 <= token < self.values]
         return " ".join(letters) or "nothing"
 
     def baseline(self) -> dict[str, float]:
-        """Return the best metrics of someone who knows the length of the answer and no letter."""
+        """Return the best metrics of someone who knows the length of the answer and no letter.
+
+        Means over the lengths, which are equally likely; tokens are pooled, so "right" is the mean
+        number of correct tokens over the mean number of tokens.
+        """
         low, high = self.span
         lengths = range(low, high + 1)
         losses = []
@@ -143,7 +149,7 @@ class Reversal(Transduction):
     def answer(self, s: np.ndarray, L: np.ndarray) -> np.ndarray:
         """Return s_L, ..., s_1 and the end."""
         t = np.arange(len(s))[:, None]
-        reversed_s = np.take_along_axis(s, np.abs(L - 1 - t), 0)
+        reversed_s = np.take_along_axis(s, np.abs(L - 1 - t), 0)  # rows t >= L are not used
         return np.where(t < L, reversed_s, s)
 
     def guess(self, L: int) -> Guess:
@@ -163,7 +169,10 @@ class Sorting(Transduction):
         return np.sort(s, 0)
 
     def guess(self, L: int) -> Guess:
-        """Return the guess of sorted letters: how often each comes is multinomial."""
+        """Return the guess of sorted letters: how often each comes is multinomial.
+
+        The answer is determined by these counts n_1..n_k, of probability L! / (n_1! ... n_k!) k^-L.
+        """
         k = self.values
         mean_log_factorial = 0.0  # of how often one letter comes
         for n in range(L + 1):
@@ -175,6 +184,7 @@ class Sorting(Transduction):
             at_most = [0.0]
             for v in range(k):
                 at_most.append(probability_of_at_least(L, t, (v + 1) / k))
+            # The differences are the probabilities of each letter; the likeliest is guessed.
             letters += max(b - a for a, b in itertools.pairwise(at_most))
         # In the likeliest answer all letters come equally often, or as nearly as possible.
         often, left = divmod(L, k)

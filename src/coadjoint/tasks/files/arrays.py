@@ -38,6 +38,7 @@ class ExpectedArray:
 
     def accepts(self, dtype: np.dtype) -> bool:
         """Whether entries of this dtype can be used."""
+        # Neither records, nor arrays in entries, nor numbers that a double cannot hold.
         if dtype.names or dtype.shape or (dtype.kind == "f" and dtype.itemsize > 8):
             return False
         if dtype.kind in "iu" and "i" in self.kinds:
@@ -91,7 +92,8 @@ def read_npz(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     if "u" not in members:
         found = ", ".join(map(one_line, names[:12])) or "no arrays"
         raise DataError(f"{source.path} holds {found}; expected an array {AXES}, and y.")
-    # Sizes are checked before anything is unpacked, of each array and of all together.
+    # Sizes are checked before anything is unpacked: of all arrays together against max_bytes (with
+    # the packed size left out of it), and of each also against its packed size.
     need = sum(info.file_size for info in members.values())
     refuse_if_too_large(source.path, "", need, need, options.max_bytes)
     for name, info in members.items():
@@ -172,11 +174,11 @@ def read_checked_header(
             f"{name} has {len(shape)} dimensions, shape {shape}; expected {expected.shape}."
         )
     need = math.prod(shape) * dtype.itemsize
-    here = size - file.tell()
-    if need != here:
+    bytes_left = size - file.tell()
+    if need != bytes_left:
         raise DataError(
             f"{name}: the header says shape {shape} of {dtype}, {need:,} bytes, but the file has "
-            f"{here:,}. It is cut off or damaged."
+            f"{bytes_left:,}. It is cut off or damaged."
         )
     if not need:
         raise DataError(f"{name} is empty: shape {shape}; expected {expected.shape}.")
@@ -184,7 +186,7 @@ def read_checked_header(
 
 
 def read_array(file: IO[bytes], size: int, name: str, expected: ExpectedArray) -> np.ndarray:
-    """A whole array; size: the bytes of the file."""
+    """A whole array, in this machine's byte order; size: the bytes of the file."""
     shape, order, dtype = read_checked_header(file, size, name, expected)
     need = math.prod(shape) * dtype.itemsize
     flat = np.frombuffer(file.read(need), dtype=dtype)
@@ -221,6 +223,7 @@ class ArrayRows:
         return cls(path)
 
     def __iter__(self) -> Iterator[tuple[int, list[object]]]:
+        """(number, cells) of each row, from 1."""
         for number, row in enumerate(self.values, 1):
             yield number, row.tolist()
 
@@ -239,7 +242,10 @@ def make_sheet(
     options: Options,
     problems: Problems,
 ) -> Sheet:
-    """The sequences of u, padded (n, T, C) or one after the other (sum of lengths, C)."""
+    """The sequences of u, padded (n, T, C) or one after the other (sum of lengths, C).
+
+    arrays: u, and perhaps lengths, ids and y; without lengths all sequences have T steps.
+    """
     u = arrays["u"]
     lengths = arrays.get("lengths")
     if lengths is None:
@@ -376,7 +382,10 @@ def prepare_targets(
     options: Options,
     problems: Problems,
 ) -> tuple[np.ndarray, str]:
-    """(y as numbers [., k] or labels [.], "step" or "sequence")."""
+    """(y, "step" or "sequence"): an entry per step or per sequence, numbers [., k] or labels [.].
+
+    keep: the steps [n, T] of a padded u that are not padding; None if u is not padded.
+    """
     per_step = is_per_step(path, y, u, lengths, options, problems)
     y_per = "step" if per_step else "sequence"
     if per_step and keep is not None:
@@ -390,7 +399,7 @@ def prepare_targets(
     if options.kind == "regress":
         problems.refuse(f"{path} array 'y' has dtype {y.dtype}; --kind regress needs numbers.")
     if y.ndim > 1 and y.shape[-1] == 1:
-        y = y[..., 0]
+        y = y[..., 0]  # a single column of labels
     if y.ndim > 1:
         problems.refuse(f"{path} array 'y' has {y.shape[-1]} columns of labels; expected one.")
     return np.array(to_texts(y, f"{path} array 'y'"), dtype=object), y_per
@@ -404,7 +413,10 @@ def is_per_step(
     options: Options,
     problems: Problems,
 ) -> bool:
-    """Whether y has a target per step, or else one per sequence; other shapes are refused."""
+    """Whether y has a target per step, or else one per sequence; other shapes are refused.
+
+    A shape that fits both is decided by options.at.
+    """
     count = len(lengths)
     is_padded = u.ndim == 3
     fits_steps = y.shape[:2] == u.shape[:2] if is_padded else len(y) == len(u)

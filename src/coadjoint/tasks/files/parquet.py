@@ -66,7 +66,7 @@ class ParquetRows:
         return cls(path, open_file(path))
 
     def damage_error(self, error: Exception, where: str = "") -> DataError:
-        """The error to raise for an error of pyarrow."""
+        """The error to raise for an error of pyarrow; where: the place after the file's name."""
         return DataError(
             f"{self.path}{where} is incomplete or damaged: {error_text(error, 160)}. Write the "
             "Parquet file again."
@@ -84,6 +84,7 @@ class ParquetRows:
         return arrays
 
     def __iter__(self) -> Iterator[tuple[int, list[object]]]:
+        """(number, cells) of each row, from 1, with some thousands of rows in memory."""
         number = 0
         try:
             for batch in self.file.iter_batches(batch_size=ROWS_PER_BATCH):
@@ -119,9 +120,10 @@ def read_parquet(source: LoadedFile, options: Options, problems: Problems) -> Sh
     """Read a table of numbers, words (plain or dictionary) and times; other types are refused."""
     file = ParquetRows(source.path, io.BytesIO(source.data))
     roles = assign_roles(file.names, options, problems)
-    taken = dict.fromkeys((roles.id, roles.time, *roles.targets, *roles.features))
-    used = [name for name in taken if name]
-    need = max(file.bytes, 8 * file.count * len(used))
+    # Each column once, in this order; "" stands for none.
+    with_role = dict.fromkeys((roles.id, roles.time, *roles.targets, *roles.features))
+    used = [name for name in with_role if name]
+    need = max(file.bytes, 8 * file.count * len(used))  # as declared, or as doubles in memory
     what = f"{file.count:,} rows, about "
     refuse_if_too_large(source.path, what, need, len(source.data), options.max_bytes)
     for name in used:
@@ -143,7 +145,7 @@ def read_parquet(source: LoadedFile, options: Options, problems: Problems) -> Sh
 
 
 def kinds_for(name: str, roles: Roles, options: Options) -> tuple[str, ...]:
-    """The kinds that a column may have in its role."""
+    """The kinds that a column may have in its role; a target to regress must hold numbers."""
     if name == roles.time:
         return KINDS_BY_ROLE["time"]
     if name == roles.id:
@@ -180,7 +182,7 @@ def make_sheet(
     options: Options,
     problems: Problems,
 ) -> Sheet:
-    """The sequences of a table, from the columns that have a role."""
+    """The sequences of a table; arrays: its columns that have a role, by name."""
 
     def where(row: int, column: str) -> str:
         return f"{file.place(row)} column '{one_line(column)}'"
@@ -216,7 +218,10 @@ def read_times(
     problems: Problems,
     where: Callable[[int], str],
 ) -> None:
-    """Put the time column into `columns`; where: puts a row in words."""
+    """Put the time column into `columns`: numbers, or dates as microseconds since 1970.
+
+    where: puts a row, counted from 1, in words.
+    """
     for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
         problems.add(f"{where(int(row) + 1)}: the time is missing. Fill it in.", "time")
     columns.stamps = to_words(pa, array)

@@ -49,7 +49,7 @@ NEAR_NUMBERS = (
 
 @lru_cache
 def number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
-    """The pattern of a finite number with these separators."""
+    """The pattern of a finite number with these separators; "" for no thousands separator."""
     point = re.escape(decimal)
     comma = re.escape(thousands)
     digits = rf"(?:\d{{1,3}}(?:{comma}\d{{3}})+|\d+)" if thousands else r"\d+"
@@ -77,7 +77,7 @@ def parse_number(cell: str, options: Options) -> float | str:
 
 
 def explain_inexact(cell: object) -> str:
-    """Why a whole number is refused, up to the first advice: the sentence goes on."""
+    """Why a whole number is refused; the caller completes the last sentence and its full stop."""
     return (
         f'"{one_line(cell)}" cannot be represented exactly: whole numbers are exact up to 2^53 = '
         f"{EXACT_BELOW}. Scale it"
@@ -108,7 +108,11 @@ def is_number(cell: str, options: Options) -> bool:
 def parse_numbers(
     cells: Sequence[str], options: Options
 ) -> tuple[np.ndarray, list[tuple[int, str]]]:
-    """(values [n] with NaN where missing and 0 where wrong, [(index, what is wrong)])."""
+    """(values [n] with NaN where missing and 0 where wrong, [(index, what is wrong)]).
+
+    All cells are parsed at once if possible, then with the missing ones set aside, and only then
+    one by one, which is slow and finds what is wrong.
+    """
     values = parse_all_at_once(cells, options)
     if values is None:
         # Blank cells are what usually stands in the way.
@@ -123,7 +127,7 @@ def parse_numbers(
     if values is None:
         values = np.empty(len(cells))
     else:
-        suspects = np.flatnonzero(np.abs(values) >= EXACT_BELOW)
+        suspects = np.flatnonzero(np.abs(values) >= EXACT_BELOW)  # perhaps inexact, or infinite
     wrong = []
     for i in suspects:
         value = parse_number(cells[i], options)
@@ -164,13 +168,14 @@ def parse_times(
 ) -> tuple[np.ndarray, bool, list[tuple[int, str]]]:
     """(times [n], whether they are dates, [(index, what is wrong)]).
 
-    Times are numbers, or ISO 8601 stamps, which become microseconds.
+    Times are numbers, or ISO 8601 stamps, which become microseconds since 1970; the first cell that
+    is not blank decides.
     """
     first = next((cell for cell in cells if cell.strip()), "")
     if STAMP.fullmatch(first.strip()):
         return parse_stamps(cells)
     try:
-        # Whole numbers beyond 2^53 stay exact.
+        # Cells of digits and signs alone are whole numbers: as int64 they are exact beyond 2^53.
         if not "".join(cells).encode("utf-8", "replace").translate(None, b"0123456789+-"):
             return np.array(cells, dtype=np.int64), False, []
     except (ValueError, OverflowError):
@@ -187,7 +192,10 @@ def parse_times(
 
 
 def parse_stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int, str]]]:
-    """`parse_times` for ISO 8601 stamps."""
+    """(times [n] in microseconds since 1970, True, [(index, what is wrong)]) of ISO 8601 stamps.
+
+    All must have the same time zone, or none.
+    """
     plain = ["1970-01-01"] * len(cells)  # without time zones, which numpy does not read
     shift = np.zeros(len(cells), np.int64)
     first_zone: str | None = None
@@ -201,6 +209,7 @@ def parse_stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int
             wrong.append((i, not_a_stamp if cell.strip() else NO_TIME))
             continue
         day, clock, zone = match.groups()
+        # hh:mm:ss.ffffff has 15 characters: digits below a microsecond are cut off.
         plain[i] = f"{day}T{clock[:15]}" if clock else day
         zone = normalise_zone(zone)
         if first_zone is None:
@@ -216,7 +225,7 @@ def parse_stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int
         shift[i] = -zone_offset(zone)
     try:
         values = np.array(plain, dtype="datetime64[us]").astype(np.int64)
-    except ValueError:
+    except ValueError:  # a date such as February 30: look for it one by one
         values = np.zeros(len(cells), np.int64)
         for i, text in enumerate(plain):
             try:
@@ -228,7 +237,7 @@ def parse_stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int
 
 
 def normalise_zone(zone: str | None) -> str:
-    """A time zone as +hhmm or -hhmm; "" if there is none."""
+    """A time zone such as Z, +01:00 or None as +hhmm or -hhmm; "" if there is none."""
     plain = (zone or "").upper().replace(":", "")
     return "+0000" if plain in ("Z", "-0000") else plain
 

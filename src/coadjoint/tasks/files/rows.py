@@ -30,7 +30,9 @@ class RowSource(Protocol):
     names: list[str]
     has_names: bool
 
-    def __iter__(self) -> Iterator[tuple[int, Cells]]: ...
+    def __iter__(self) -> Iterator[tuple[int, Cells]]:
+        """(number, cells) of each row; the number is a line in text, else it counts from 1."""
+        ...
 
     def place(self, row: int) -> str:
         """The row with this number, in words: "d.csv:17"."""

@@ -46,10 +46,10 @@ class RunningScale:
         return self.mean * self.on
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Standardise the row after these.
+        """Standardise the row x [C] that follows the t rows so far.
 
-        An entry that has not varied yet is 0. None is further out than sqrt(t), as no number is in
-        a sample of t + 1.
+        An entry that has not varied yet is 0. The others are clipped at sqrt(t): among t + 1
+        numbers, none is further from their mean than sqrt(t) standard deviations.
         """
         if not self.on:
             return x
@@ -61,16 +61,16 @@ class RunningScale:
     def add(self, x: np.ndarray) -> None:
         """Take a row into the mean and the variance."""
         self.t += 1
-        before = x - self.mean
-        self.mean = self.mean + before / self.t
-        self.M = self.M + before * (x - self.mean)
+        deviation = x - self.mean  # from the mean before x
+        self.mean = self.mean + deviation / self.t
+        self.M = self.M + deviation * (x - self.mean)
 
     def state(self) -> ScaleState:
         """The scale for a checkpoint."""
         return {"t": self.t, "mean": self.mean.tolist(), "M": self.M.tolist()}
 
     def restore(self, state: ScaleState) -> None:
-        """Continue from a checkpoint."""
+        """Continue from a checkpoint's state."""
         self.t = state["t"]
         self.mean = np.array(state["mean"])
         self.M = np.array(state["M"])

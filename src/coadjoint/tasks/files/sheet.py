@@ -101,7 +101,10 @@ class Problems:
         self.counts: dict[object, int] = {}
 
     def add(self, text: str, group: object = None, count: int = 1) -> None:
-        """Add a problem. Of a group, such as a column, only the first few are listed."""
+        """Add a problem. Of a group, such as a column, only the first few are listed.
+
+        Without a group it is a group of its own; count: how many problems the text stands for.
+        """
         if group is None:
             group = text
         lines = self.groups.setdefault(group, [])
@@ -203,7 +206,7 @@ class Sheet:
         """
         if self.time is None:
             return None
-        inside = np.ones(len(self.time), bool)
+        inside = np.ones(len(self.time), bool)  # rows with a row before them in their sequence
         inside[self.starts] = False
         rows = np.flatnonzero(inside)
         if not len(rows):
@@ -241,6 +244,7 @@ def refuse_bad_values(sheet: Sheet, options: Options, problems: Problems) -> She
                 "out with --features."
             )
         elif len(gaps) and options.missing == "refuse":
+            # The places without the column, which the message names once.
             places = [sheet.place(row, name).split(" column ")[0] for row in gaps[:CELLS_LISTED]]
             problems.add(
                 f"{sheet.place(gaps[0], name)}: {len(gaps)} of {len(column)} values are missing, "

@@ -58,8 +58,9 @@ class LoadedFile:
 
 
 def detect_format(data: bytes) -> tuple[str, str] | None:
-    """(what a file is, what to do about it), if its first bytes tell."""
+    """(what a file is, what to do about it), if its first bytes tell; else None."""
     head = data[:16]
+    # A web page may begin with blanks, in any case of letters.
     if head.lstrip().startswith(b"<"):
         head = head.lstrip().lower()
     for begin, kind, advice in MAGIC:
@@ -74,34 +75,36 @@ def decode_utf8(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
 
     `data` may be a part of the file at `path`: it begins at this line and byte.
     """
-    known = None if begin else detect_format(data)
-    if known:
-        kind, advice = known
+    detected = None if begin else detect_format(data)
+    if detected:
+        kind, advice = detected
         raise DataError(f"{path} is not text in UTF-8: it holds {kind}. {advice}")
-    at = data.find(b"\0")
-    if at >= 0:
+    nul = data.find(b"\0")
+    if nul >= 0:
+        # Text in UTF-16 has a NUL in every other byte, or in many if it is not English.
         if not begin and data.count(b"\0", 0, 4096) > min(len(data), 4096) // 4:
             raise DataError(
                 f"{path} looks like text in UTF-16 (every other byte is NUL). Save it as UTF-8."
             )
-        here = line + data.count(b"\n", 0, at)
+        nul_line = line + data.count(b"\n", 0, nul)
         raise DataError(
-            f"{path}:{here}: a NUL byte (byte {begin + at} of the file). This is not a text file, "
-            "or it is damaged."
+            f"{path}:{nul_line}: a NUL byte (byte {begin + nul} of the file). This is not a text "
+            "file, or it is damaged."
         )
     try:
-        return data.decode("utf-8" if begin else "utf-8-sig")
+        return data.decode("utf-8" if begin else "utf-8-sig")  # a mark is at the beginning only
     except UnicodeDecodeError as error:
-        here = line + data.count(b"\n", 0, error.start)
+        error_line = line + data.count(b"\n", 0, error.start)
         raise DataError(
-            f"{path}:{here}: byte 0x{data[error.start]:02x} is not UTF-8; the file looks like "
-            "latin-1 (Windows-1252). Save it as UTF-8 (iconv -f latin1 -t utf-8)."
+            f"{path}:{error_line}: byte 0x{data[error.start]:02x} is not UTF-8; the file looks "
+            "like latin-1 (Windows-1252). Save it as UTF-8 (iconv -f latin1 -t utf-8)."
         ) from None
 
 
 def refuse_if_too_large(name: str, what: str, need: int, packed: int, max_bytes: int) -> None:
     """Refuse a file that would unpack to more than `max_bytes`, or far beyond its packed size.
 
+    A small file that unpacks to a huge one may be made to fill the memory.
     what: how the size was found, such as "100 rows, about "; need, packed: bytes.
     """
     if need > max_bytes:
@@ -117,7 +120,7 @@ def refuse_if_too_large(name: str, what: str, need: int, packed: int, max_bytes:
 
 
 def open_file(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
-    """Open a file for reading. flags: further flags of os.open."""
+    """Open a file for reading; errors become DataErrors. flags: further flags of os.open."""
     name = one_line(os.fspath(path), 4096)
     try:
         return open(path, "rb", opener=lambda path, usual: os.open(path, usual | flags))

@@ -113,7 +113,7 @@ class File:
         first = next(self.rows, None)
         if first is None:
             raise DataError(f"{self.source.path} holds no rows.")
-        self.waiting: tuple[int, Cells] | None = first
+        self.waiting: tuple[int, Cells] | None = first  # read already, not taken yet
         self.kind = kind or self.guess_kind(first[1], classes)
         self.labels = self.find_classes(classes) if self.kind == "classify" else []
         self.code = {label: k for k, label in enumerate(self.labels)}
@@ -160,7 +160,7 @@ class File:
             self.label_index(place, cells)
 
     def guess_kind(self, cells: Cells, classes: Sequence[str] | None) -> str:
-        """Regression if the first target is a number and no classes are given."""
+        """The kind: "regress" if the first targets are numbers and no classes are given."""
         targets = [cells[self.index[name]] for name in self.roles.targets]
         words = [t for t in targets if isinstance(t, str) and not is_number(t, self.options)]
         kind = "classify"
@@ -190,24 +190,25 @@ class File:
             )
         target = self.roles.targets[0]
         where = f"{self.source.path} column '{one_line(target)}'"
-        found: set[str] = set()
+        words: set[str] = set()
         with closing(open_rows(self.path, self.options)) as rows:
             for _, cells in rows:
-                found.add(label_text(cells[self.index[target]]))
-                if len(found) > MOST_CLASSES:
+                words.add(label_text(cells[self.index[target]]))
+                if len(words) > MOST_CLASSES:
                     raise DataError(
                         f"{where}: more than {MOST_CLASSES:,} classes. Pass --kind regress."
                     )
-        found.discard("")
-        labels = labels_of(found, where)
+        words.discard("")
+        labels = labels_of(words, where)
         self.notes.append(f"{len(labels)} classes, found in a first pass: {quote_names(labels)}")
         return labels
 
     def __iter__(self) -> Iterator[Pair | None]:
+        """Take the rows; of a restored stream, those so far are only compared by their hash."""
         while (row := self.waiting or next(self.rows, None)) is not None:
             self.waiting = None
             number, cells = row
-            is_known = self.count < self.skip
+            is_known = self.count < self.skip  # a restored stream has learned from this row
             steps = [] if is_known else self.steps_from_row(self.source.place(number), cells)
             self.count += 1  # only now: a row that is refused was not taken
             text = repr(cells).encode("utf-8", "surrogatepass")
@@ -228,7 +229,8 @@ class File:
     def steps_from_row(self, place: str, cells: Cells) -> list[Pair | None]:
         """The step that a row gives, and before it None if another sequence begins.
 
-        To predict the next row, the first row of a sequence gives no step.
+        To predict the next row, the first row of a sequence gives no step. place: the row in words.
+        The row is scaled and scored by the rows before it, and only then counts among them.
         """
         row_id = label_text(cells[self.index[self.roles.id]]) if self.roles.id else ""
         begins = self.count > 0 and row_id != self.last_id
@@ -248,9 +250,9 @@ class File:
             self.score_latest = functools.partial(classification_scores, k, usual)
             self.counts[k] += 1
         else:
-            t = x
+            t = x  # the target, in its own units
             if self.kind == "next":
-                u = last
+                u = last  # None in the first row of a sequence
             else:
                 t = self.numbers(place, cells, self.roles.targets)
                 self.refuse_missing(
@@ -259,7 +261,7 @@ class File:
             scale = self.target_scale
             y = torch.tensor(scale(t), dtype=self.dtype)
             self.score_latest = functools.partial(regression_scores, t, scale.centre, scale.std)
-            if self.kind == "regress":
+            if self.kind == "regress":  # else it is the scale of the inputs, which is next
                 scale.add(t)
         self.scale.add(x)
         self.last_id = row_id
@@ -273,15 +275,15 @@ class File:
         return steps
 
     def numbers(self, place: str, cells: Cells, names: Sequence[str]) -> np.ndarray:
-        """The numbers of a row in these columns, NaN where missing."""
-        found = np.empty(len(names))
+        """The numbers of a row in these columns, NaN where missing. place: the row in words."""
+        values = np.empty(len(names))
         for j, name in enumerate(names):
             value = number_in_cell(cells[self.index[name]], self.options)
             if isinstance(value, str):
-                complaint = value.replace("drop|ffill|mask", "ffill")
+                complaint = value.replace("drop|ffill|mask", "ffill")  # what a stream can do
                 raise DataError(f"{place} column '{one_line(name)}': {complaint}")
-            found[j] = value
-        return found
+            values[j] = value
+        return values
 
     def fill_missing(self, place: str, x: np.ndarray, before: np.ndarray | None) -> np.ndarray:
         """The row x with its gaps filled from the row before, if that is allowed."""
@@ -425,17 +427,17 @@ def nonzero_std(scale: RunningScale) -> list[float]:
 def regression_scores(
     t: np.ndarray, mean: np.ndarray, std: np.ndarray, a: Tensor
 ) -> dict[str, float]:
-    """The errors of mean + std a, and the squared error of the mean as a baseline."""
-    e = mean + std * a.detach().double().numpy().reshape(-1) - t
+    """The errors of mean + std a at target t, and the mean's squared error as a baseline."""
+    error = mean + std * a.detach().double().numpy().reshape(-1) - t
     return {
-        "mse": float((e * e).mean()),
-        "mae": float(np.abs(e).mean()),
+        "mse": float((error * error).mean()),
+        "mae": float(np.abs(error).mean()),
         "baseline": float(((mean - t) ** 2).mean()),
     }
 
 
 def classification_scores(k: int, usual: int | None, a: Tensor) -> dict[str, float]:
-    """Whether a is largest at class k, and whether the usual class is k."""
+    """1 or 0: is a largest at class k, and is k the usual class (None: there is none yet)."""
     return {"accuracy": float(int(a.argmax()) == k), "baseline": float(usual == k)}
 
 

@@ -105,7 +105,10 @@ def suggest_column(name: str, names: Sequence[str]) -> str:
 def find_targets(
     names: Sequence[str], options: Options, problems: Problems, notes: list[str]
 ) -> tuple[str, ...]:
-    """The target columns. To predict the next step none is needed, and targets that exist count."""
+    """The target columns. To predict the next step none is needed.
+
+    Those that are named and exist are found even then, so that they are not taken for features.
+    """
     if options.kind == "next":
         return tuple(name for name in options.target or () if name in names)
     if options.target is not None:
@@ -129,16 +132,19 @@ def check_features(
     problems: Problems,
     notes: list[str],
 ) -> None:
-    """Refuse features that are not columns, or that have another role."""
-    here = set(names)
+    """Refuse features that are not columns, or that have another role.
+
+    features: those that were asked for; names: all columns of the file.
+    """
     taken = {roles.id, roles.time, *roles.targets}
     used = taken.union(features)
     unused = [name for name in names if name not in used]
-    lacking = [name for name in features if name not in here]
+    all_names = set(names)
+    lacking = [name for name in features if name not in all_names]
     if lacking:
         hint = ""
         for name in lacking[:CELLS_LISTED]:
-            near = nearest(name, unused[:200])
+            near = nearest(name, unused[:200])  # in a wide table, a search of all would take long
             if near:
                 hint += f" Should '{one_line(near)}' be called '{one_line(name)}'?"
         problems.add(
@@ -182,9 +188,9 @@ def sheet_from_columns(
         notes.append("no time column: steps are rows, in the order of the file")
     elif not problems.groups:
         check_order(columns.time, starts, columns.lines, problems, lambda i: where(i, roles.time))
-    taken = {"id": roles.id, "time": roles.time}
+    role_columns = {"id": roles.id, "time": roles.time}
     if columns.has_dates:
-        taken["stamps"] = "1"
+        role_columns["stamps"] = "1"  # a mark: times are dates
     sheet = Sheet(
         source.path,
         source.sha256,
@@ -199,7 +205,7 @@ def sheet_from_columns(
         time=columns.time,
         stamps=columns.stamps,
         notes=tuple(notes),
-        columns=taken,
+        columns=role_columns,
     )
     return refuse_bad_values(sheet, options, problems)
 
@@ -207,9 +213,12 @@ def sheet_from_columns(
 def split_by_id(
     column: str, columns: TableColumns, problems: Problems, where: Callable[[int, str], str]
 ) -> tuple[np.ndarray, list[str]]:
-    """(the first row of each sequence, its id). An id that appears again later is a problem."""
+    """(the first row of each sequence, its id). An id that appears again later is a problem.
+
+    column: the name of the id column; where: puts a line of the file and a column in words.
+    """
     words = columns.words[column]
-    numbered: dict[str, int] = {}
+    numbered: dict[str, int] = {}  # ids as numbers, which are compared faster
     numbers = (numbered.setdefault(word, len(numbered)) for word in words)
     codes = np.fromiter(numbers, np.int64, len(words))
     starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
@@ -237,7 +246,7 @@ def check_order(
     where: Callable[[int], str],
 ) -> None:
     """Report times that do not increase within a sequence; where: puts a line in words."""
-    inside = np.ones(len(time), bool)
+    inside = np.ones(len(time), bool)  # rows with a row before them in their sequence
     inside[starts] = False
     now = time[1:]
     before = time[:-1]

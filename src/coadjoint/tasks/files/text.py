@@ -59,11 +59,12 @@ class TextRows:
         self.names = [f"c{k + 1}" for k in range(len(first[0]))]
         if options.header:
             self.names = list(map(str.strip, first[0]))
-            check_header(self.names, options, Problems(path))
+            check_header(self.names, options, Problems(path))  # all of the header's at once
             del self.ahead[0]
         width = len(self.names)
         if not self.ahead:
             problems.refuse(f"{path} has a header but no rows.")
+        # Every row is one longer than the header: the index column of a data frame has no name.
         if options.header and {len(cells) for _, cells in self.ahead} == {width + 1}:
             problems.refuse(
                 f"{path}: the header has {width} names, but rows have {width + 1} fields. Name "
@@ -84,16 +85,18 @@ class TextRows:
             file = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
         name = "standard input" if path == "-" else path
         problems = Problems(name, collect_all=False)
+        # Two rows ahead: the header and a first row are needed before the stream begins.
         return cls(name, read_lines(file, name), options, problems, 2, file)
 
     def _parse_rows(self, reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
         """Rows and the line that each begins on; blank lines are allowed at the end only."""
-        blank = 0
+        blank = 0  # the first blank line; 0 if there is none
         line = 1
         while True:
             try:
                 row = next(reader, None)
             except csv.Error as error:
+                # A quote that is never closed takes the rest of the file as one field.
                 unclosed = "end of data" in str(error) or "field larger" in str(error)
                 why = "one opens and is never closed" if unclosed else error_text(error)
                 self.problems.refuse(
@@ -113,6 +116,7 @@ class TextRows:
             line = reader.line_num + 1  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
+        """(line, cells) of each row; rows of another width are reported and left out."""
         width = len(self.names)
         for line, row in itertools.chain(self.ahead, self.rest):
             if len(row) == width:
@@ -148,13 +152,13 @@ class TextRows:
 
 
 def read_lines(file: IO[bytes], path: str) -> Iterator[str]:
-    """The lines of text in UTF-8 as they come.
+    """The lines of text in UTF-8 as they come; path: the file's name in messages.
 
     From a pipe, whatever is there is taken, without waiting for more than the end of a line.
     """
-    rest = b""
-    line = 1
-    begin = 0
+    rest = b""  # the beginning of a line whose end has not come yet
+    line = 1  # number of the first line that was not yielded yet
+    begin = 0  # its first byte
     while True:
         try:
             part = file.read1(BYTES_PER_PART)  # type: ignore[attr-defined]
@@ -165,14 +169,14 @@ def read_lines(file: IO[bytes], path: str) -> Iterator[str]:
         data = rest + part
         end = len(data)
         if part:
-            # A line ends in \n, \r\n or \r; a \r at the very end may become either of the last two.
+            # A line ends in \n, \r\n or \r; a \r at the very end may be the first half of \r\n.
             end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
         rest = data[end:]
         if len(rest) >= LONGEST_LINE:
-            here = line + data.count(b"\n", 0, end)
+            long_line = line + data.count(b"\n", 0, end)
             raise DataError(
-                f"{path}:{here}: a line of {LONGEST_LINE:,} bytes or more. This is not a table in "
-                "text, or it is damaged."
+                f"{path}:{long_line}: a line of {LONGEST_LINE:,} bytes or more. This is not a "
+                "table in text, or it is damaged."
             )
         if end:
             yield from io.StringIO(decode_utf8(data[:end], path, line, begin), newline="")
@@ -202,7 +206,10 @@ def read_csv(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
 def read_columns(
     rows: TextRows, roles: Roles, options: Options, problems: Problems
 ) -> TableColumns:
-    """The columns that have a role: numbers parsed, words and times as they are written."""
+    """The columns that have a role: numbers parsed, words and times as they are written.
+
+    Targets are words, unless options.kind is "regress"; if it is None they may turn out as labels.
+    """
     index = {name: k for k, name in enumerate(rows.names)}
     words = [roles.id] if roles.id else []
     numeric = list(roles.features)
@@ -230,15 +237,18 @@ def read_columns(
         if columns.stamps is not None:
             columns.stamps += map(str.strip, cells[index[roles.time]])
         lines.append(np.array(block_lines, np.int64))
-    if not lines:
+    if not lines:  # every row was unusable, and is among the problems
         problems.raise_if_any()
     columns.lines = np.concatenate(lines)
-    columns.numbers = {name: np.concatenate(found) for name, found in parts.items()}
+    columns.numbers = {name: np.concatenate(blocks) for name, blocks in parts.items()}
     return columns
 
 
 def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None:
-    """Refuse a single column whose first two lines hold another separator equally often."""
+    """Refuse a single column whose first two lines hold another separator equally often.
+
+    rows: the cells of the first rows, as split by `sep`.
+    """
     if len(rows) < 2 or len(rows[0]) > 1:
         return
     first = rows[0][0]

@@ -86,7 +86,10 @@ def read_ts(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
 
 
 def read_tags(lines: list[str], problems: Problems) -> tuple[Tags, int]:
-    """The tags before the data, and the number of the @data line."""
+    """The tags before the data, and the number of the @data line, from 1.
+
+    Blank lines and comments (#) are skipped. Files with timestamps are refused.
+    """
     tags: Tags = {}
     for line, text in enumerate(lines, 1):
         text = text.strip()
@@ -109,7 +112,7 @@ def read_tags(lines: list[str], problems: Problems) -> tuple[Tags, int]:
                 f"{problems.path}:{line}: tag '@{one_line(word)}' appears twice (first at line "
                 f"{tags[tag][0]})."
             )
-        tags.setdefault(tag, (line, rest.strip()))
+        tags.setdefault(tag, (line, rest.strip()))  # of a tag that appears twice, the first
         if tag == "data":
             break
     line, rest = tags.get("timestamps", (0, "false"))
@@ -126,7 +129,7 @@ def read_tags(lines: list[str], problems: Problems) -> tuple[Tags, int]:
 
 
 def read_label_tags(tags: Tags, options: Options, problems: Problems) -> Labels:
-    """What @classLabel and @targetLabel say about labels."""
+    """What @classLabel and @targetLabel say about labels; another options.kind is refused."""
     words = {tag: tags[tag][1].split() for tag in ("classlabel", "targetlabel") if tag in tags}
     has_classes = is_true(words.get("classlabel", []))
     has_numbers = is_true(words.get("targetlabel", []))
@@ -156,7 +159,7 @@ def is_true(words: list[str]) -> bool:
 
 
 def read_count(tags: Tags, tag: str, problems: Problems) -> int:
-    """The number after a tag; 0 if the tag is not there."""
+    """The number after a tag; 0 if the tag is not there. More than six digits are refused."""
     line, text = tags.get(tag, (0, ""))
     if not text:
         return 0
@@ -172,7 +175,7 @@ def read_count(tags: Tags, tag: str, problems: Problems) -> int:
 def read_cases(
     lines: list[str], begin: int, dims: int, labels: Labels, problems: Problems
 ) -> Cases:
-    """The sequences after line `begin`; dims 0: as many dimensions as the first one has."""
+    """The sequences after line `begin`, of `dims` dimensions each; 0: as many as the first has."""
     cases = Cases([], [], [])
     for line, text in enumerate(lines[begin:], begin + 1):
         if not text.strip() or text.lstrip().startswith("#"):
@@ -224,7 +227,7 @@ def parse_dimension(text: str, where: str, k: int, problems: Problems) -> np.nda
 
 
 def parse_targets(cases: Cases, problems: Problems) -> np.ndarray:
-    """The labels as numbers, [n, 1]."""
+    """The labels of the n sequences as numbers, [n, 1]; those that are none become problems."""
     values = np.full((len(cases.labels), 1), math.nan)
     for i, label in enumerate(cases.labels):
         value = parse_number(label, PLAIN_OPTIONS)
