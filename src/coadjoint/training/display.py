@@ -177,6 +177,7 @@ class RenamedLook:
     """Shows a run through a display whose `validation` still has its old name, `look`."""
 
     def __init__(self, old: OldDisplay) -> None:
+        """Warn, and take over the methods of the old display."""
         warnings.warn(
             "a display's method `look` is now called `validation`: rename it.",
             DeprecationWarning,

@@ -151,7 +151,7 @@ class Learning:
 
     @property
     def metric(self) -> str:
-        """The metric to display: that of the stream, if it names one."""
+        """The name of the metric to display: that of the stream if it has one, else "loss"."""
         return str(getattr(self.stream, "metric", "loss"))
 
     def remaining_items(self) -> Iterator[object]:
@@ -194,7 +194,7 @@ class Learning:
             raise DataError(f"{error} The run was saved at step {self.step}. {hint}") from None
 
     def take_step(self, u: object, y: object) -> None:
-        """Predict y_t from u_t, u = u_t and y = y_t; record the loss and scores; then learn."""
+        """Predict y_t (y) from u_t (u), record the loss and the scores, then learn from y_t."""
         self.step += 1
         u_t = tensor_of("u_t", u).to(self.net.like)
         # Truncated returns a gradient only every k1 steps, and None at the others.

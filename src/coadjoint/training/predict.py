@@ -56,7 +56,7 @@ def load_model(
         refuse_if_larger_than_file(section, shape, header)
         outline = model_schema.outline_network(section, shape, precision)
     except (CoadjointError, RuntimeError, MemoryError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = " ".join(str(error).split()).rstrip(".")  # on one line
         raise StorageError(
             f"{path}: the network it describes cannot be built: {reason[:200]}."
         ) from None

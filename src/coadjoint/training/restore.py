@@ -71,7 +71,10 @@ def load_weights(net: Net, weights: dict[str, Tensor], source: str) -> None:
 def compare_tensors(
     expected: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str
 ) -> None:
-    """Refuse tensors that have other names, types or shapes than those of a network."""
+    """Refuse tensors that have other names, types or shapes than `expected`, a network's.
+
+    source: the file or checkpoint they are from, for the error.
+    """
     for name in sorted(set(expected) | set(given)):
         mine = describe_tensor(expected.get(name))
         theirs = describe_tensor(given.get(name))

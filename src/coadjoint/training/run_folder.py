@@ -54,11 +54,11 @@ class Run(Protocol):
 
     @property
     def bytes_needed(self) -> int:
-        """A lower bound on what the run writes."""
+        """A lower bound on what the run writes: a new run is refused without so much room."""
 
     @property
     def max_file_bytes(self) -> int:
-        """An upper bound on a file of a checkpoint."""
+        """An upper bound on a file of a checkpoint: a larger one is refused unread."""
 
     def save(self) -> None:
         """Write a checkpoint, if there is a folder."""
@@ -76,7 +76,7 @@ class Run(Protocol):
         """Put everything but the weights back to where it was."""
 
     def result(self, status: str, reason: str | None) -> JsonObject:
-        """The content of result.json."""
+        """The content of result.json. reason: why the run failed or stopped, if it did."""
 
 
 class RunFolder:
@@ -357,7 +357,7 @@ class RunFolder:
     # the end
 
     def save_interrupted(self, run: Run, signal_name: str) -> Interrupted:
-        """Save a run that a signal stopped; the error to raise tells how to resume it."""
+        """Save a run that a signal stopped; returns the error to raise, which says how to go on."""
         stopped = f"{signal_name} at step {run.step}"
         if self.path is None:
             return Interrupted(f"{stopped}: nothing is saved without a run folder.")
@@ -371,7 +371,7 @@ class RunFolder:
             replace(self.path / "result.json", dumps(result, indent=1))
 
     def write_model(self, run: Run) -> None:
-        """Write model.safetensors."""
+        """Write model.safetensors: the present weights, and the description of the run."""
         if self.path is not None:
             model = storage.pack_model(dict(run.net.state_dict()), run.model_description())
             replace(self.path / "model.safetensors", model)
@@ -385,7 +385,7 @@ class RunFolder:
 
 
 def description_as_json(plan: Plan) -> object:
-    """The description of a run as it comes back from a JSON file."""
+    """The description of a run as it comes back from a JSON file, to compare with one that did."""
     return json.loads(dumps(plan.description))
 
 

@@ -59,6 +59,7 @@ def interruptible(resume_hint: str = "") -> Iterator[list[str]]:
     caught: list[str] = []
 
     def note(number: int, frame: FrameType | None) -> None:
+        """The handler: record the signal's name, or raise at a SIGINT after another signal."""
         if caught and number == signal.SIGINT:
             words = (
                 "interrupted twice: stopped at once; steps since the last checkpoint are lost. "

@@ -227,7 +227,7 @@ class StepEvaluator:
         return direction, clipped
 
     def describe_nonfinite(self, result: StepResult) -> str:
-        """Which quantities of a step are not finite, and from which time step on."""
+        """Which quantities of a step are not finite and, if known, where a state first is not."""
         faulty = []
         if not math.isfinite(result.loss):
             faulty.append(f"the loss ({result.loss})")

@@ -253,7 +253,7 @@ class CheckpointOutline:
 
 
 def read_outline(folder: Path, kind: str = "checkpoints") -> CheckpointOutline | None:
-    """The outline of the latest checkpoint (or replay) that can be read.
+    """The outline of the latest checkpoint that can be read (of the latest replay: kind "replay").
 
     None without one: `load_latest` says why.
     """

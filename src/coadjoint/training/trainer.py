@@ -99,7 +99,7 @@ class Training:
         self.end_step()
 
     def step_row(self, result: StepResult, gradient_norm: float) -> Row:
-        """The row of metrics.jsonl for the present step."""
+        """The row of metrics.jsonl for the present step: the figures of its start."""
         return {
             "kind": "train",
             "step": self.step,
@@ -156,7 +156,7 @@ class Training:
         self.fail(f"step {self.step + 1}: {reason}")
 
     def fail(self, message: str) -> NoReturn:
-        """Write result.json and raise NumericalError."""
+        """Write result.json with this message as its reason, and raise NumericalError."""
         self.folder.write_result(self.result("failed", message))
         raise NumericalError(f"{message}. The weights are those from before this step.")
 
