@@ -54,10 +54,11 @@ _HOME = {"Interrupted": "loop", "Result": "loop", "evaluate": "validation", "tra
 
 
 def __getattr__(name: str) -> object:
-    if name == "curriculum":
+    """Import a public name of this package when it is first used: torch takes long to load."""
+    if name == "curriculum":  # a module, not a name in one
         return importlib.import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
+    globals()[name] = value  # so that Python finds it without this function from now on
     return value

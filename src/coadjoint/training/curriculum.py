@@ -40,6 +40,7 @@ class Easiest:
     by: str | Callable[[Batch], Tensor] = "loss"
 
     def __post_init__(self) -> None:
+        """Refuse a share outside (0, 1], a bad number of steps, or an unknown measure `by`."""
         if not isinstance(self.start, int | float) or not 0 < self.start <= 1:
             raise InputError(
                 f"start must be a share of sequences, above 0 and at most 1; got {self.start!r}."
@@ -55,21 +56,22 @@ class Easiest:
     def choose(
         self, net: Net, task: Task, step: int, batch: int, seed: int, draw: int | None = None
     ) -> Batch:
-        """The easiest `batch` of the drawn sequences, in the order they were drawn in.
+        """Draw round(batch / p(step)) sequences; the easiest `batch` of them, in the order drawn.
 
-        draw: the number of the drawn batch; by default the step.
+        draw: the number of the batch to draw, by default the step. It is another one if a step
+        has several batches.
         """
-        whole_number("step", step, 0, 2**62)
+        whole_number("step", step, 0, 2**62)  # a long run may take more steps than 32 bits count
         whole_number("batch", batch)
         drawn = task.batch(step if draw is None else draw, round(batch / self.share(step)), seed)
-        if len(drawn.sizes) <= batch:
+        if len(drawn.sizes) <= batch:  # p(step) is 1, or nearly: all are kept
             return drawn
         easiest = self.difficulty(net, task, drawn).argsort(stable=True)[:batch]
         return drawn.select(easiest.sort().values, task.readout)
 
     @torch.no_grad()
     def difficulty(self, net: Net, task: Task, batch: Batch) -> Tensor:
-        """The difficulty of each sample, [B]."""
+        """The difficulty of each sample, [B], as `by` measures it; more is harder."""
         if self.by == "length":
             return batch.sizes
         if callable(self.by):

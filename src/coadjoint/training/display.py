@@ -50,23 +50,28 @@ class Lines:
     """Prints one line for each validation."""
 
     def __init__(self, name: str, steps: int | None, metric: str) -> None:
+        """name: of the task. steps: of the run, None if unknown. metric: the one to show."""
         self.name = name
         self.steps = steps
         self.metric = metric
         self.row: Row = {}  # of the latest step
+        # the first step that was shown, and when: a resumed run does not begin at step 1
         self.first_step: int | None = None
         self.first_time = 0.0
         self.latest: dict[str, str] = {}  # the figures of the latest validation, as text
 
     def step(self, step: int, row: Row) -> None:
-        """Note the row of a step."""
+        """Keep the row of a step for the next line; nothing is printed."""
         self.row = row
         if self.first_step is None:
             self.first_step = step
             self.first_time = time.monotonic()
 
     def validation(self, step: int, rows: Sequence[Row]) -> None:
-        """Show the metric of the task and the decay of the costates."""
+        """Print a line with the metric of the task and the decay of the costates, if known.
+
+        rows: one "held-out" row for each split, and one "probe" row.
+        """
         for row in rows:
             if row["kind"] == "held-out" and self.metric in row:
                 self.latest[self.metric] = f"{row[self.metric]:.4g}"
@@ -82,7 +87,7 @@ class Lines:
             fields.append(f"|grad| {self.row['gradient']:.1e}")
         fields += [f"{name} {value}" for name, value in self.latest.items()]
         if self.first_step is not None and step > self.first_step:
-            seconds = max(time.monotonic() - self.first_time, 1e-9)
+            seconds = max(time.monotonic() - self.first_time, 1e-9)  # a coarse clock may say 0
             rate = (step - self.first_step) / seconds
             fields.append(f"{rate:.0f} steps/s")
             if self.steps is not None:
@@ -90,11 +95,11 @@ class Lines:
         return fields
 
     def draw(self, step: int) -> None:
-        """Print the line of a step."""
-        place = str(step)
+        """Print one line: the name, "step/steps" (or the step alone), and the fields."""
+        progress = str(step)
         if self.steps is not None:
-            place = f"{step:>{len(str(self.steps))}}/{self.steps}"
-        line = f"{self.name}  {place}  " + "  ".join(self.fields(step))
+            progress = f"{step:>{len(str(self.steps))}}/{self.steps}"
+        line = f"{self.name}  {progress}  " + "  ".join(self.fields(step))
         print(escape_controls(line), flush=True)
 
     def say(self, text: str) -> None:
@@ -109,12 +114,13 @@ class Bar(Lines):
     """A bar that moves, with the same fields."""
 
     def __init__(self, name: str, steps: int | None, metric: str) -> None:
+        """Start a bar of the package rich, with the fields of `Lines` as its note."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         super().__init__(name, steps, metric)
         self.progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(20),
+            BarColumn(20),  # characters wide
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         )
@@ -145,9 +151,10 @@ class Bar(Lines):
 
 
 def make_display(choice: Display | bool, name: str, steps: int | None, metric: str) -> Display:
-    """The display a user chose: True is a bar on a terminal and lines elsewhere.
+    """The display a user chose.
 
-    steps: None if their number is unknown.
+    choice: True is a bar on a terminal and lines elsewhere, False shows nothing, and a display
+    is used as it is. name: of the task. steps: None if their number is unknown.
     """
     if not isinstance(choice, bool):
         return choice
@@ -170,6 +177,7 @@ class RenamedLook:
     """Shows a run through a display whose `validation` still has its old name, `look`."""
 
     def __init__(self, old: OldDisplay) -> None:
+        """Warn, and take over the methods of the old display."""
         warnings.warn(
             "a display's method `look` is now called `validation`: rename it.",
             DeprecationWarning,

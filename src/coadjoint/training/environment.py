@@ -20,7 +20,10 @@ HERE = Path(__file__).parent
 
 
 def describe_environment(seed: int, device: str, command: str | None = None) -> JsonObject:
-    """The versions, hardware and command of a run, for environment.json."""
+    """The versions, hardware and command of a run, for environment.json.
+
+    command: the command line; by default the one that started this process.
+    """
     command = command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {
         "coadjoint": __version__,
@@ -41,18 +44,19 @@ def describe_environment(seed: int, device: str, command: str | None = None) -> 
 def processor_name() -> str:
     """The model of the processor, as far as the system tells."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text().splitlines():  # Linux
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
 def git_revision() -> str | None:
-    """The git revision of this package's source, with "+" if it was changed.
+    """The git revision of this package's source, with "+" if files of this folder were changed.
 
     None if the source is not in a repository.
     """
     try:
+        # An installed copy may lie inside a repository that does not track it.
         if not run_git("ls-files", "--", "environment.py"):
             return None
         changed = run_git("status", "--porcelain", "--", str(HERE))
@@ -62,7 +66,7 @@ def git_revision() -> str | None:
 
 
 def run_git(*words: str) -> str:
-    """What a git command prints, run in the folder of this file."""
+    """What `git words...` prints in the folder of this file; an error if it fails or hangs."""
     command = ["git", "-C", str(HERE), *words]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     return finished.stdout.strip()

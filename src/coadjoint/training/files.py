@@ -33,12 +33,12 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def storage_errors(path: AnyPath) -> Iterator[None]:
-    """Inside, an OSError becomes a StorageError that names the file."""
+    """Inside, an OSError becomes a StorageError that names the file; of a full disk, its room."""
     try:
         yield
-    except CoadjointError:
+    except CoadjointError:  # already worded, though some are OSErrors or ValueErrors, too
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         room = ""
         if getattr(error, "errno", None) in FULL_DISK:
             with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def nearest_existing(path: Path) -> Path:
 
 def sync_folder(path: Path) -> None:
     """Wait until the names in a folder are on the disk; not possible on Windows, nor needed."""
-    if not hasattr(os, "O_DIRECTORY"):
+    if not hasattr(os, "O_DIRECTORY"):  # Windows
         return
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -68,8 +68,9 @@ def sync_folder(path: Path) -> None:
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Create a file and open it; never through a link."""
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS, 0o666), "wb")
+    """Create a file and open it for writing; an error if there is one, or a link, already."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS, 0o666)
+    return open(handle, "wb")
 
 
 def open_for_update(path: Path) -> BinaryIO:
@@ -83,10 +84,11 @@ def open_for_update(path: Path) -> BinaryIO:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666)
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno == errno.ELOOP:  # a link has taken its place since
             raise StorageError(f"{path} is {LINK_REFUSED}") from None
         raise
     try:
+        # Once more: what was opened may not be what was there a moment before.
         refuse_if_not_regular(path, os.fstat(handle))
         if not is_same_file(handle, path):
             raise StorageError(
@@ -135,12 +137,15 @@ def is_real_folder(path: Path) -> bool:
 
 
 def is_portable_name(text: object) -> bool:
-    """Whether a text can name a file on any system: no path, no device, nothing that is changed."""
+    """Whether a text can name a file on any system.
+
+    It must not be a path or a device, nor hold anything that Windows refuses or drops.
+    """
     if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= 255:
         return False
     if any(c in '/\\:*?"<>|' or not c.isprintable() for c in text):
         return False
-    if text[0] == " " or text[-1] in ". ":
+    if text[0] == " " or text[-1] in ". ":  # Windows drops dots and spaces at the end
         return False
     return text.partition(".")[0].rstrip().lower() not in DEVICES
 
@@ -162,10 +167,10 @@ def is_process_alive(pid: int) -> bool:
     if os.name != "posix":  # os.kill would end the process there
         return True
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # signal 0 is not sent: this only looks the process up
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):
+    except (OSError, OverflowError):  # the process of another user, or no number of a process
         return True
     return True
 
@@ -174,8 +179,8 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of `replacing` whose processes are gone: they were killed."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            left = LEFTOVER.fullmatch(path.name)
-            if left is None or is_process_alive(int(left[1])):
+            match = LEFTOVER.fullmatch(path.name)  # .NAME.PID.tmp
+            if match is None or is_process_alive(int(match[1])):
                 continue
             with contextlib.suppress(OSError):
                 if stat.S_ISREG(os.lstat(path).st_mode):
@@ -194,9 +199,10 @@ def write_new(path: Path, content: bytes) -> None:
 def replacing(path: AnyPath) -> Iterator[BinaryIO]:
     """A temporary file that takes the place of `path` when the block ends, unless it fails."""
     path = Path(path)
+    # A name has at most 255 bytes, and 60 characters have at most 240 in UTF-8.
     temporary = path.with_name(f".{path.name[:60]}.{os.getpid()}.tmp")
     with storage_errors(path):
-        temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)  # of a killed process that had the same number
         try:
             with open_new(temporary) as file:
                 yield file
@@ -248,7 +254,7 @@ def read_regular(path: AnyPath, most: int) -> bytes:
 
 
 def read_lines(path: AnyPath, most_line: int) -> Iterator[bytes]:
-    """The lines of a regular file, one at a time: the file may be of any length.
+    """The lines of a regular file, with their ends, one at a time: it may be of any length.
 
     A line of more than `most_line` bytes is refused.
     """

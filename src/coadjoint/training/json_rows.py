@@ -24,7 +24,10 @@ BLOCK = 2**20  # bytes of a long file that are read at a time
 
 
 def to_json_types(value: object) -> JsonValue:
-    """The value in JSON's types. NaN and infinities become the strings NaN, Infinity, -Infinity."""
+    """The value in JSON's types: tensors and arrays as lists, unknown objects as their str.
+
+    NaN and infinities become the strings NaN, Infinity and -Infinity.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):
             return "NaN"
@@ -54,9 +57,10 @@ class JsonRows:
     """An append-only file of JSON lines that knows its length and its SHA-256 sum."""
 
     def __init__(self, path: Path, at: JsonObject | None = None) -> None:
-        """Begin a new file, or continue after its first at["bytes"] bytes.
+        """Begin a new file, or continue one after its first at["bytes"] bytes.
 
-        The sum of those bytes must be at["sha256"]; what follows them is cut off.
+        at: the `position` that a checkpoint recorded; None empties the file. The sum of those
+        bytes must be at["sha256"]; what follows them is cut off.
         """
         self.path = path
         self.file: BinaryIO
@@ -79,10 +83,13 @@ class JsonRows:
                 raise
 
     def verify_recorded(self, at: JsonObject) -> None:
-        """Read the rows that a checkpoint recorded; refuse the file if they have changed."""
+        """Read the rows that a checkpoint recorded; refuse the file if they have changed.
+
+        at: the length and sum of these rows, as `position` returned them.
+        """
         while self.bytes < at["bytes"]:
             block = self.file.read(min(BLOCK, at["bytes"] - self.bytes))
-            if not block:
+            if not block:  # the file is shorter
                 break
             self.bytes += len(block)
             self.sum.update(block)
@@ -117,7 +124,7 @@ class JsonRows:
             os.fsync(self.file.fileno())
 
     def read_blocks(self) -> Iterator[bytes]:
-        """What was written so far, even if the path was deleted or replaced since."""
+        """What was written so far, in blocks, even if the path was deleted or replaced since."""
         self.flush()
         start = 0
         while start < self.bytes:
@@ -128,7 +135,7 @@ class JsonRows:
             start += len(block)
 
     def read_at(self, start: int) -> bytes:
-        """A block of what was written; the next row is still appended at the end."""
+        """A block of what was written, from byte `start` on; rows are still appended at the end."""
         self.file.seek(start)
         try:
             return self.file.read(min(BLOCK, self.bytes - start))
@@ -136,8 +143,8 @@ class JsonRows:
             self.file.seek(self.bytes)
 
     def lines(self) -> Iterator[bytes]:
-        """The lines that were written so far."""
-        rest = b""
+        """The lines that were written so far, without their ends."""
+        rest = b""  # the beginning of a line that goes on in the next block
         for block in self.read_blocks():
             *complete, rest = (rest + block).split(b"\n")
             yield from complete
@@ -175,9 +182,11 @@ class StoredRows:
     """The rows a run has written, read when they are used: they may not fit in memory."""
 
     path: Path
-    bytes: int
+    bytes: int  # of the file's beginning, which this run has written
 
     def __iter__(self) -> Iterator[JsonObject]:
+        """The rows in the first `bytes` bytes: a resumed run may have appended more."""
+        # An ExitStack closes the file; `with open` would put the reading into the `try`, too.
         with contextlib.ExitStack() as stack:
             try:
                 file = stack.enter_context(open(self.path, "rb"))
@@ -186,17 +195,17 @@ class StoredRows:
                     f"{self.path} cannot be read: {error.strerror}. A result reads its rows from "
                     "there: put the file back."
                 ) from None
-            left = self.bytes
-            while left > 0:
-                line = file.readline(left)
+            bytes_left = self.bytes
+            while bytes_left > 0:
+                line = file.readline(bytes_left)
                 if not line:
                     break
-                left -= len(line)
+                bytes_left -= len(line)
                 yield {key: from_json_types(v) for key, v in parse_row(line, self.path).items()}
 
 
 def parse_row(line: bytes, path: Path) -> JsonObject:
-    """The JSON object in a line of metrics.jsonl."""
+    """The JSON object in a line of metrics.jsonl; anything else is refused. `path` is for that."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):

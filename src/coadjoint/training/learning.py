@@ -54,7 +54,7 @@ class Learned:
 
 
 def as_pair(item: object, step: int) -> tuple[object, object]:
-    """An item of a stream as (u_t, y_t); anything but a pair is refused."""
+    """An item of a stream as (u_t, y_t); anything but a pair is refused, with its step."""
     if not isinstance(item, tuple | list):
         raise wrong_item(step, brief(item))
     if len(item) != 2:
@@ -73,11 +73,15 @@ def wrong_item(step: int, got: str) -> KindError:
 def choose_optimiser(
     chosen: Optimiser | HessianFree | None, net: Net, steps: int | None
 ) -> tuple[Optimiser, TorchStepper]:
-    """The optimiser and its stepper, if it can work with one gradient at each step."""
+    """The optimiser and its stepper; refused unless one gradient at each step is all it needs.
+
+    chosen: None is adam(1e-3). steps: those of the run, None if it ends with the stream.
+    """
     recipe = recipe_of(adam(1e-3) if chosen is None else chosen)
     stepper = recipe.stepper(net)
-    searches = not isinstance(recipe.rule, Constant) or recipe.direction != "steepest"
-    if not isinstance(stepper, TorchStepper) or searches:
+    # Other rules and directions evaluate a step more than once.
+    needs_more = not isinstance(recipe.rule, Constant) or recipe.direction != "steepest"
+    if not isinstance(stepper, TorchStepper) or needs_more:
         raise Unsupported(
             "online learning sees each step once, so it needs an optimiser like sgd or adam, "
             "without a direction, step rule or line search."
@@ -98,6 +102,11 @@ class Learning:
     schema: type[schemas.Schema] = schemas.OnlineState
 
     def __init__(self, net: Net, stream: Iterable[object], plan: LearningPlan) -> None:
+        """stream: yields (u_t, y_t), or None to start a new sequence.
+
+        It may have attributes loss, score, metric and name, which serve where the plan has none,
+        and state and restore, by which a resumed run finds its place in the stream.
+        """
         check_net(net)
         if isinstance(stream, str | bytes | dict) or not isinstance(stream, Iterable):
             raise KindError(
@@ -117,7 +126,7 @@ class Learning:
         self.criterion: LossLike = loss
         self.score = plan.score or getattr(stream, "score", None)
         torch.manual_seed(plan.seed)
-        self.carry = plan.method.stream(net, plan.batch)
+        self.carry = plan.method.stream(net, plan.batch)  # x_t, and what its gradients depend on
         self.recipe, self.stepper = choose_optimiser(plan.optimiser, net, plan.steps)
         self.trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
         self.folder = RunFolder.of(plan.folder)
@@ -127,11 +136,11 @@ class Learning:
         self.skip = 0  # items that were taken before the run was resumed
         self.norm = 0.0  # of the last gradient
         self.norms = [0.0, 0]  # of the gradients since the last row: their sum and number
-        self.rate = 0.0
+        self.rate = 0.0  # the step size of the last update
         self.ended = False  # whether the stream ended before the run did
         self.seconds = 0.0
         self.figures = RunningMeans(plan.window)
-        self.total: Gradient | None = None
+        self.total: Gradient | None = None  # of held weights: the sum of all gradients
         if plan.held:
             self.total = {name: torch.zeros_like(p) for name, p in self.trained.items()}
         self.rows: deque[Row] = deque(maxlen=ROWS_IN_MEMORY)
@@ -142,7 +151,7 @@ class Learning:
 
     @property
     def metric(self) -> str:
-        """The metric to display: that of the stream, if it names one."""
+        """The name of the metric to display: that of the stream if it has one, else "loss"."""
         return str(getattr(self.stream, "metric", "loss"))
 
     def remaining_items(self) -> Iterator[object]:
@@ -156,7 +165,7 @@ class Learning:
                 yield item
                 if self.is_over:
                     return
-        if self.is_over:
+        if self.is_over:  # a run that is resumed after its last step reads nothing
             return
         if self.items < self.skip and not resumes:
             raise DataError(
@@ -167,7 +176,7 @@ class Learning:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has taken all its steps."""
+        """Whether the run has taken all its steps; never, if their number is not set."""
         return self.plan.steps is not None and self.step >= self.plan.steps
 
     def read_stream(self) -> Iterator[object]:
@@ -177,7 +186,7 @@ class Learning:
         try:
             yield from self.stream
         except DataError as error:
-            if self.folder.path is None or not self.step:
+            if self.folder.path is None or not self.step:  # nothing to save, or nowhere
                 raise
             self.save()
             self.folder.write_result(self.result("failed", str(error)))
@@ -185,9 +194,10 @@ class Learning:
             raise DataError(f"{error} The run was saved at step {self.step}. {hint}") from None
 
     def take_step(self, u: object, y: object) -> None:
-        """Predict y_t, then learn from it."""
+        """Predict y_t (y) from u_t (u), record the loss and the scores, then learn from y_t."""
         self.step += 1
         u_t = tensor_of("u_t", u).to(self.net.like)
+        # Truncated returns a gradient only every k1 steps, and None at the others.
         a, losses, gradient = self.carry.take(u_t, y, self.criterion)
         loss = float(losses.sum()) / self.plan.batch
         if not math.isfinite(loss):
@@ -201,14 +211,16 @@ class Learning:
         self.display.step(self.step, {"loss": loss, "gradient": self.norm})
 
     def update(self, gradient: Gradient) -> None:
-        """Take a step of the optimiser; if the weights are held, only add the gradient up."""
+        """Clip the gradient and take a step of the optimiser; with held weights, only add it up."""
         flat = torch.cat([g.reshape(-1) for g in gradient.values()])
         norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
         if not math.isfinite(norm):
             self.fail("the gradient is not finite")
         self.norm = norm
         self.norms = [self.norms[0] + norm, self.norms[1] + 1]
-        self.rate = self.recipe.lr * self.recipe.schedule(self.step - 1, self.plan.steps or 1)
+        # Schedules that depend on the number of steps were refused if it is not known.
+        steps = self.plan.steps or 1
+        self.rate = self.recipe.lr * self.recipe.schedule(self.step - 1, steps)
         if self.total is not None:
             self.total = {name: g + gradient[name] for name, g in self.total.items()}
             return
@@ -223,13 +235,13 @@ class Learning:
         self.updates += 1
 
     def finish_sequence(self) -> None:
-        """Learn from the steps of a sequence that has ended which no update has used yet."""
+        """After the end of a sequence, learn from those of its steps that no update has used."""
         gradient = self.carry.rest(self.criterion)
         if gradient is not None:
             self.update(gradient)
 
     def fail(self, what: str) -> NoReturn:
-        """Write result.json and raise NumericalError."""
+        """Write result.json and raise NumericalError. what: what is not finite, in words."""
         message = f"step {self.step}: {what}. Lower the step size, or clip the gradient"
         if self.folder.path is not None:
             self.folder.write_result(self.result("failed", message))
@@ -239,7 +251,11 @@ class Learning:
         raise NumericalError(f"{message}.")
 
     def log_progress(self) -> None:
-        """Log the means since the last row, over all steps, and over the latest."""
+        """Log a "train" row, of means since the last one, and two "held-out" rows.
+
+        Those are means over all steps and over the last `window`. Every step is predicted before
+        it is learned from, so they count as held-out.
+        """
         since = self.figures.since_last_call()
         norm_sum, norm_count = self.norms
         self.norms = [0.0, 0]
@@ -253,29 +269,37 @@ class Learning:
         means: list[Row] = []
         for split, values in self.mean_metrics().items():
             means.append({"kind": "held-out", "split": split, "step": self.step, **values})
-        for each in (row, *means):
-            self.rows.append(each)
-            self.folder.append(each)
+        for logged_row in (row, *means):
+            self.rows.append(logged_row)
+            self.folder.append(logged_row)
         self.seconds = self.folder.elapsed()
         self.folder.log_time(self.step, self.seconds)
         self.display.step(self.step, row)
         self.display.validation(self.step, means)
 
     def mean_metrics(self) -> dict[str, dict[str, float]]:
-        """The means over all steps and over the latest, each under its name."""
+        """The mean loss and scores, over all steps ("so far") and over the last `window`."""
         return {"so far": self.figures.so_far, f"last {self.plan.window}": self.figures.recent}
 
     # checkpoints
 
     @property
     def bytes_needed(self) -> int:
-        """A lower bound on what the run writes: a few copies of the weights."""
+        """A lower bound on what the run writes: four copies of the weights and the learner.
+
+        They are those of the model and of a few checkpoints; 1 MiB is for all other files.
+        """
         tensors = (*self.net.parameters(), *self.carry.state().values())
         return 4 * sum(t.numel() * t.element_size() for t in tensors) + 2**20
 
     @property
     def max_file_bytes(self) -> int:
-        """An upper bound on a file of a checkpoint."""
+        """A generous upper bound on a file of a checkpoint: larger ones are refused unread.
+
+        It may hold up to eight numbers for each weight (the optimiser's, the sum of gradients),
+        the learner's state, the steps (x, u, y) that Truncated keeps, and for each step of
+        `window` up to 64 figures; 64 MiB are for what does not grow.
+        """
         tensors = self.net.state_dict().values()
         weights: int = sum(t.numel() * max(8, t.element_size()) for t in tensors)
         learner = sum(t.numel() * t.element_size() for t in self.carry.state().values())
@@ -288,7 +312,7 @@ class Learning:
         self.folder.save(self)
 
     def snapshot(self) -> Checkpoint:
-        """Everything the next step depends on."""
+        """Everything the next step depends on; its tensors are named PART.NAME."""
         if not all(torch.isfinite(p).all() for p in self.net.parameters()):
             self.fail("a weight is not finite")
         arrays, figures = self.figures.state()
@@ -320,7 +344,7 @@ class Learning:
         """Refuse a checkpoint that lacks something `restore` or the next step needs."""
         state = saved.state
         tensors = saved.tensors
-        has_stepped = state["updates"] > 0
+        has_stepped = state["updates"] > 0  # only then does an optimiser have all its tensors
         fault = self.stepper.complaint(self.net, optimiser_state(saved), has_stepped)
         refuse_if_faulty(fault, "its optimiser: ")
         refuse_if_faulty(self.carry.complaint(select_part("learner", tensors)), "its learner: ")
@@ -345,7 +369,7 @@ class Learning:
         self.updates = state["updates"]
         self.skip = state["items"]
         self.rate = state["rate"]
-        if hasattr(self.stream, "restore"):
+        if hasattr(self.stream, "restore"):  # else `remaining_items` skips what was taken
             self.stream.restore(state["stream"])
             self.items = self.skip
         self.step = saved.step
@@ -360,7 +384,7 @@ class Learning:
     # the end
 
     def finish(self) -> Learned:
-        """Learn from the end of the stream, write the model, and return the result."""
+        """Learn from what is left of the last sequence, write the model, return the result."""
         if self.ended:
             self.finish_sequence()
         if not self.step:
@@ -368,7 +392,7 @@ class Learning:
                 "the stream has too few rows to learn from: --kind next needs at least two, "
                 "other kinds one."
             )
-        if self.step % self.plan.every:
+        if self.step % self.plan.every:  # there were steps since the last row
             self.log_progress()
         self.seconds = self.folder.elapsed()
         self.save()
@@ -388,7 +412,7 @@ class Learning:
         )
 
     def result(self, status: str, reason: str | None) -> JsonObject:
-        """The content of result.json."""
+        """The content of result.json. reason: why the run failed or stopped; None if it did not."""
         return {
             "status": status,
             "step": self.step,

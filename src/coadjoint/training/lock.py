@@ -28,10 +28,11 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
+        """Lock the folder; StorageError if another process holds it."""
         self.folder = folder
         self.path = folder / "lock"
         self.locked_path = folder / ".lock"
-        self._lock = FileLock(self.locked_path, timeout=0)
+        self._lock = FileLock(self.locked_path, timeout=0)  # do not wait for the other process
         with storage_errors(folder):
             self._acquire()
             try:
@@ -41,6 +42,7 @@ class Lock:
                 raise
 
     def _acquire(self) -> None:
+        """Lock `.lock`; the error names the process that holds it."""
         with contextlib.suppress(FileNotFoundError):
             # FileLock would follow a link.
             refuse_if_not_regular(self.locked_path, os.lstat(self.locked_path))
@@ -53,14 +55,14 @@ class Lock:
             ) from None
 
     def _write_owner(self) -> None:
-        """Write the process that holds the folder into `lock`."""
+        """Write this process, its host and the time into `lock`, for others to read."""
         self.file = open_for_update(self.path)
         try:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             self.file.truncate(0)
             self.file.write(f"pid {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
             self.file.flush()
-            # If `.lock` was removed before it was locked, another process could lock a new one.
+            # Fails if `.lock` has been removed since: another process could lock a new one.
             self.status = os.lstat(self.locked_path)
         except FileNotFoundError:
             self.file.close()
@@ -73,9 +75,9 @@ class Lock:
             raise
 
     def owner(self) -> str:
-        """The process that holds the folder, in words."""
+        """The process that holds the folder, in words: the line in `lock`, if it can be read."""
         with contextlib.suppress(StorageError), open_regular(self.path) as file:
-            words = file.read(200).decode(errors="replace").strip()
+            words = file.read(200).decode(errors="replace").strip()  # for one line of an error
             if words:
                 return words
         return "another process"
@@ -84,10 +86,11 @@ class Lock:
     def is_held(self) -> bool:
         """Whether both files are still the ones that were locked."""
         try:
-            here = os.lstat(self.locked_path)
+            status = os.lstat(self.locked_path)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return os.path.samestat(here, self.status) and is_same_file(self.file.fileno(), self.path)
+        is_locked_one = os.path.samestat(status, self.status)
+        return is_locked_one and is_same_file(self.file.fileno(), self.path)
 
     def release(self) -> None:
         """Let another process have the folder."""

@@ -151,9 +151,13 @@ def train(
 
 
 def carry_out(run: Training, resume: bool, fallback: bool) -> Result:
-    """Step, validate and save until the run is over or a signal stops it."""
+    """Step, validate and save until the run is over or a signal stops it.
+
+    resume: continue the run in its folder. fallback: from an older checkpoint if need be.
+    """
+    # `stopped` receives the names of signals that ask the run to stop.
     with closing(run.display), run.folder.open(run, resume, fallback) as stopped:
-        if run.step == 0:
+        if run.step == 0:  # the metrics of the initial weights
             run.validate()
         while not run.is_over:
             run.advance()
@@ -169,7 +173,8 @@ def carry_out(run: Training, resume: bool, fallback: bool) -> Result:
 def recompute_step(net: Net, task: Task, saved: Checkpoint, arguments: JsonObject) -> StepResult:
     """The gradient of the step after a checkpoint, computed as the run did.
 
-    Raises NumericalError if it is not finite.
+    arguments: those of `train` that the run had, for its TrainingPlan. Raises NumericalError if
+    the gradient is not finite.
     """
     run = Training(net, task, TrainingPlan(**arguments))
     run.folder.check(run, saved)

@@ -44,6 +44,7 @@ class ModelDescription(ModelMetadata):
             return self
         data = Description.of(self.data)
         needed: dict[str, object] = {
+            # a masked feature has a second input, which is 1 where its value is missing
             "inputs": len(data.features) + len(data.masked),
             "outputs": len(data.target_std),
             "readout": data.at,
@@ -52,9 +53,9 @@ class ModelDescription(ModelMetadata):
         if data.kind == "classify":
             needed |= {"outputs": len(data.labels), "output": "softmax"}
         for key, value in needed.items():
-            held = getattr(self.shape, key)
-            if held != value:
-                raise ValueError(f"its data needs {key} {value!r}, but its network has {held!r}")
+            actual = getattr(self.shape, key)
+            if actual != value:
+                raise ValueError(f"its data needs {key} {value!r}, but its network has {actual!r}")
         return self
 
 
@@ -70,8 +71,13 @@ def read_description(path: Path, header: Header) -> JsonObject:
 
 
 def network_options(section: NetworkSection, shape: Shape, precision: int) -> JsonObject:
-    """The keyword arguments of `networks.make` for a network of this section and shape."""
+    """The keyword arguments of `networks.make` for a network of this section and shape.
+
+    precision: 32 or 64 bits. Options that are None are left out: they have the defaults of `make`.
+    """
     options = {key: value for key, value in section if value is not None}
+    # shape.readout says which steps the task wants answers at; an option `readout` says how one
+    # answer is made from all time steps, and takes its place.
     if "readout" in options:
         choose("readout", options["readout"], SUMMARIES)
         if shape.readout != "last":
@@ -87,11 +93,15 @@ def network_options(section: NetworkSection, shape: Shape, precision: int) -> Js
 def build_network(section: NetworkSection, shape: Shape, precision: int) -> Net:
     """A network of this section and shape, whose weights are still to be loaded."""
     options = network_options(section, shape, precision)
-    kept = {key: value for key, value in options.items() if key not in INITIALISATION_KEYS}
-    return construct(**kept)
+    for key in INITIALISATION_KEYS:
+        options.pop(key, None)
+    return construct(**options)
 
 
 def outline_network(section: NetworkSection, shape: Shape, precision: int) -> dict[str, Tensor]:
-    """The tensors of such a network by name, with types and shapes but without memory."""
+    """The tensors of a network of this section and shape, by name, on the meta device.
+
+    They have types and shapes but take no memory.
+    """
     with torch.device("meta"):
         return dict(build_network(section, shape, precision).state_dict())

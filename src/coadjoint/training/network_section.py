@@ -21,7 +21,10 @@ CELL_OPTIONS = "Options of single cells"  # the panel of --help
 
 
 def cell_option(description: str) -> Any:
-    """An option of some cells only: `coadjoint cells` lists which, and their defaults."""
+    """A field for an option that only some cells have; None is the default of the cell.
+
+    `coadjoint cells` lists which cells have it; --help shows it in a panel of its own.
+    """
     return Field(None, description=description, json_schema_extra={"panel": CELL_OPTIONS})
 
 

@@ -98,6 +98,9 @@ def learn(
             validation, say and close.
         description: what the model file says about itself.
         command: the command line, for environment.json.
+
+    Returns:
+        The network, the mean losses and scores, and how the run ended.
     """
     plan = LearningPlan(
         loss=loss,
@@ -122,10 +125,14 @@ def learn(
 
 
 def carry_out(run: Learning, resume: bool, fallback: bool) -> Learned:
-    """Predict, learn and save until the stream or the run ends, or a signal stops it."""
+    """Predict, learn and save until the stream or the run ends, or a signal stops it.
+
+    resume: continue the run in its folder. fallback: from an older checkpoint if need be.
+    """
+    # `stopped` receives the names of signals that ask the run to stop.
     with closing(run.display), run.folder.open(run, resume, fallback) as stopped:
         for pair in run.remaining_items():
-            if pair is None:
+            if pair is None:  # a new sequence begins
                 run.finish_sequence()
                 run.carry.reset()
                 continue

@@ -20,7 +20,7 @@ class MissingBaseModel:
 
     @classmethod
     def model_validate(cls, value: object) -> NoReturn:
-        """Refuse to check anything."""
+        """Refuse to check anything: that needs pydantic."""
         raise MissingError("reading a run folder needs pydantic: pip install pydantic.")
 
 
@@ -29,11 +29,11 @@ class NeverRaised(Exception):
 
 
 def ignore_arguments(*_: object, **__: object) -> None:
-    """In place of Field, ConfigDict and AfterValidator."""
+    """In place of Field, ConfigDict and AfterValidator: accepts whatever they take."""
 
 
 def identity_decorator(**_: object) -> Callable[[F], F]:
-    """In place of model_validator."""
+    """In place of model_validator: a decorator that leaves the function as it is."""
     return lambda function: function
 
 

@@ -54,6 +54,7 @@ class Plan:
     command: str | None = None
 
     def __post_init__(self) -> None:
+        """Check the settings; counts become ints, and a display of the old kind is adapted."""
         for name in self.counts:
             self._set(name, whole_number(name, getattr(self, name)))
         self._check_positive("clip")
@@ -76,6 +77,7 @@ class Plan:
         object.__setattr__(self, name, value)
 
     def _check_positive(self, *names: str) -> None:
+        """Refuse a setting among these that is neither None nor a number above 0."""
         for name in names:
             value = getattr(self, name)
             if value is not None:
@@ -118,6 +120,7 @@ class TrainingPlan(Plan):
     recipe: Optimiser = field(init=False)  # `optimiser`, or its default
 
     def __post_init__(self) -> None:
+        """Check the settings, and fill in `method` and `recipe`."""
         super().__post_init__()
         if self.patience is not None:
             whole_number("patience", self.patience)
@@ -148,6 +151,7 @@ class TrainingPlan(Plan):
                 f"optimiser '{name}' chooses its own step, so clipping has no effect: "
                 "leave out clip, clip_value and clip_mean."
             )
+        # Their steps depend on more than the gradient, and the rest is computed without noise.
         if name in WITHOUT_STEP_SIZE and self.weight_noise:
             raise InputError(
                 f"optimiser '{name}' does not support noise on the weights: leave out weight_noise."
@@ -176,6 +180,7 @@ class LearningPlan(Plan):
     method: RTRL | Truncated = field(init=False)  # `learner`, or its default
 
     def __post_init__(self) -> None:
+        """Check the settings, and fill in `method`."""
         super().__post_init__()
         if self.steps is not None:
             self._set("steps", whole_number("steps", self.steps))

@@ -56,7 +56,7 @@ def load_model(
         refuse_if_larger_than_file(section, shape, header)
         outline = model_schema.outline_network(section, shape, precision)
     except (CoadjointError, RuntimeError, MemoryError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
+        reason = " ".join(str(error).split()).rstrip(".")  # on one line
         raise StorageError(
             f"{path}: the network it describes cannot be built: {reason[:200]}."
         ) from None
@@ -98,7 +98,8 @@ def model_file(run: Path) -> Path:
 def refuse_if_larger_than_file(section: NetworkSection, shape: Shape, header: Header) -> None:
     """Refuse a network with more units than the file has numbers, or more parts than tensors.
 
-    A file that claims a huge network is so refused before any of it is built.
+    Each unit has at least one number and each part at least one tensor in the file. So a file
+    that claims a huge network is refused before any of it is built.
     """
     widths = section.deep if isinstance(section.deep, list) else [section.deep]
     sizes = [
@@ -112,10 +113,11 @@ def refuse_if_larger_than_file(section: NetworkSection, shape: Shape, header: He
         shape.outputs,
         *widths,
     ]
-    parts = len(cell_names(section.cell or "elman"))
+    parts = len(cell_names(section.cell or "elman"))  # the layers of a stack
     if section.deep:
         parts = max(parts, len(widths))
-    if max(size or 1 for size in sizes) > header.element_count or parts > len(header.tensors):
+    largest = max(size or 1 for size in sizes)  # a size of None is a default
+    if largest > header.element_count or parts > len(header.tensors):
         raise ConfigError("it is larger than the file")
 
 
@@ -126,8 +128,9 @@ def predict(
     warn: Callable[[str], None] = warnings.warn,
     **reading: object,
 ) -> tuple[int, tuple[str, ...]]:
-    """Write predictions for a file as CSV, with the model of a run that was trained on files.
+    """Write predictions for the file `data` to the file `out`, as CSV.
 
+    run: a run that was trained on files, or its model.safetensors. warn: as in `load_model`.
     reading: how the file is read, as in `Data.for_prediction`. Returns the number of sequences, and
     notes on how they were read.
     """
@@ -137,21 +140,22 @@ def predict(
             f"{run} was trained on task '{description.get('task')}', not on files, so it cannot "
             "predict from a file."
         )
-    new = Data.for_prediction(description["data"], data, **reading)
+    prediction = Data.for_prediction(description["data"], data, **reading)
 
     def outputs() -> Iterator[Tensor]:
+        """The pre-outputs a of one batch after another, so that a long file fits in memory."""
         with torch.no_grad():
-            for _, batch in new.batches():
+            for _, batch in prediction.batches():
                 yield net.run(net.move_batch(batch)).a
 
-    write_predictions(new, out, outputs())
-    return len(new), new.notes
+    write_predictions(prediction, out, outputs())
+    return len(prediction), prediction.notes
 
 
 def write_predictions(
     prediction: Prediction, path: PathLike, outputs: Iterable[Tensor | np.ndarray]
 ) -> None:
-    """Write the rows of `prediction.rows(outputs)` as CSV.
+    """Write the rows of `prediction.rows(outputs)` as CSV. outputs: a of each batch, in order.
 
     The file appears complete or not at all; the file the sequences come from is never overwritten.
     """

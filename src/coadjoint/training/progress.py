@@ -71,8 +71,8 @@ class Result:
 def summarise_distances(rows: Iterable[Row]) -> dict[str, float] | None:
     """Mean and maximum of the finite distances in `rows`, and the share below 1; None without any.
 
-    A distance is that of a step's direction from the gradient, on the unit sphere. Below 1,
-    Galvan's condition for convergence can hold.
+    A distance is ||d/|d| - g/|g|||, of a step's direction d and gradient g. Below 1, Galvan's
+    condition for convergence can hold.
     """
     count = 0
     below = 0

@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 
 def describe_difference(then: object, now: object, name: str = "") -> str:
-    """Where two nested values first differ, in words; a file is named by its name."""
+    """Where two nested descriptions first differ, in words. name: the key of the values, "a.b".
+
+    A mapping with a key "sha256" describes a file of data, which is called by its own name.
+    """
     if isinstance(then, dict) and isinstance(now, dict):
         sum_then = then.get("sha256")
         sum_now = now.get("sha256")
@@ -31,12 +34,12 @@ def describe_difference(then: object, now: object, name: str = "") -> str:
 
 
 def parse_numbers(values: JsonObject) -> JsonObject:
-    """The values with "NaN" and "Infinity", which JSON has no numbers for, as floats."""
+    """The values as numbers: JSON has none for NaN and infinities, so files hold their names."""
     return {name: float(v) if isinstance(v, str) else v for name, v in values.items()}
 
 
 def select_part(part: str, values: Mapping[str, T]) -> dict[str, T]:
-    """The values of one part, without its name.
+    """The values whose names begin with "PART.", under their names without it.
 
     >>> select_part("optimiser", {"optimiser.0.step": 1, "rng": 2})
     {'0.step': 1}
@@ -68,7 +71,10 @@ def load_weights(net: Net, weights: dict[str, Tensor], source: str) -> None:
 def compare_tensors(
     expected: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str
 ) -> None:
-    """Refuse tensors that have other names, types or shapes than those of a network."""
+    """Refuse tensors that have other names, types or shapes than `expected`, a network's.
+
+    source: the file or checkpoint they are from, for the error.
+    """
     for name in sorted(set(expected) | set(given)):
         mine = describe_tensor(expected.get(name))
         theirs = describe_tensor(given.get(name))

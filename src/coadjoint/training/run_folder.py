@@ -54,11 +54,11 @@ class Run(Protocol):
 
     @property
     def bytes_needed(self) -> int:
-        """A lower bound on what the run writes."""
+        """A lower bound on what the run writes: a new run is refused without so much room."""
 
     @property
     def max_file_bytes(self) -> int:
-        """An upper bound on a file of a checkpoint."""
+        """An upper bound on a file of a checkpoint: a larger one is refused unread."""
 
     def save(self) -> None:
         """Write a checkpoint, if there is a folder."""
@@ -76,7 +76,7 @@ class Run(Protocol):
         """Put everything but the weights back to where it was."""
 
     def result(self, status: str, reason: str | None) -> JsonObject:
-        """The content of result.json."""
+        """The content of result.json. reason: why the run failed or stopped, if it did."""
 
 
 class RunFolder:
@@ -85,7 +85,10 @@ class RunFolder:
     def __init__(
         self, path: Path | None = None, write_settings: Callable[[Path], None] | None = None
     ) -> None:
-        """write_settings: writes config.yaml into a new folder, or a folder that can be resumed."""
+        """path: None for a run without a folder.
+
+        write_settings: writes config.yaml, into a new folder or into one whose run is resumed.
+        """
         self.path = path
         self.write_settings = write_settings
         self.lock: Lock | None = None
@@ -102,6 +105,7 @@ class RunFolder:
         return RunFolder(None if folder is None else Path(folder))
 
     def __fspath__(self) -> str:
+        """The path, so that a RunFolder can be given wherever a path can."""
         return str(self.path)
 
     @property
@@ -128,7 +132,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def hold(self, new: bool) -> Iterator[None]:
-        """Lock the folder, and create it if it is new; a lock that is already held stays."""
+        """Inside, the folder is locked; if it is new, it is created and its settings written.
+
+        A lock that this object already holds stays.
+        """
         if self.path is None or self.lock is not None:
             yield
             return
@@ -198,14 +205,17 @@ class RunFolder:
     def _open_rows(
         self, name: str, saved: Checkpoint | None, stack: contextlib.ExitStack
     ) -> JsonRows:
-        """Open a file of rows, at the place the checkpoint recorded; `stack` closes it."""
+        """Open NAME.jsonl at the place that the checkpoint `saved` recorded; `stack` closes it.
+
+        saved: None for a run that begins, whose file is emptied.
+        """
         assert self.path is not None
         rows = JsonRows(self.path / f"{name}.jsonl", None if saved is None else saved.state[name])
         stack.callback(rows.close)
         return rows
 
     def check_room(self, needed: int) -> None:
-        """Refuse a new run that the disk has no room for, before anything is computed."""
+        """Refuse a run that needs more bytes than the disk has, before anything is computed."""
         assert self.path is not None
         with storage_errors(self.path):
             free = shutil.disk_usage(self.path).free
@@ -218,12 +228,15 @@ class RunFolder:
     # rows
 
     def append(self, row: Row) -> None:
-        """Append a row to metrics.jsonl."""
+        """Append a row to metrics.jsonl, if there is a folder."""
         if self.metrics is not None:
             self.metrics.append(row)
 
     def log_time(self, step: int, seconds: float) -> None:
-        """Append a row to clock.jsonl, and let others read all rows so far."""
+        """Append a row to clock.jsonl, and let other processes read metrics.jsonl so far.
+
+        Times are in a file of their own, so that metrics.jsonl is the same for the same seed.
+        """
         if self.metrics is not None and self.clock is not None:
             self.clock.append({"step": step, "seconds": round(seconds, 3)})
             self.metrics.flush()
@@ -242,7 +255,10 @@ class RunFolder:
     # checkpoints
 
     def common_state(self, plan: Plan) -> JsonObject:
-        """What every state.json holds: settings, versions, and the length of the rows."""
+        """What every state.json holds: settings, versions, and where the files of rows end.
+
+        metrics, clock: None without a folder.
+        """
         return {
             "description": to_json_types(plan.description),
             "threads": torch.get_num_threads(),
@@ -252,7 +268,10 @@ class RunFolder:
         }
 
     def save(self, run: Run, best: int | None = None) -> None:
-        """Write a checkpoint, unless this step has one; keep only the last few and the best."""
+        """Write a checkpoint, unless this step has one; remove all but the last few and the best.
+
+        best: the step of the best weights, if a validation has chosen some.
+        """
         if self.path is None:
             return
         self.sync()
@@ -284,7 +303,7 @@ class RunFolder:
                 "writing there. Make sure that none is, and resume from the last checkpoint: "
                 f"{resume}"
             )
-        faults = []
+        faults = []  # rows that were deleted or replaced, and where they were put
         for rows in (self.metrics, self.clock):
             if not is_same_file(rows.file.fileno(), rows.path):
                 faults.append(rows.rescue())
@@ -338,7 +357,7 @@ class RunFolder:
     # the end
 
     def save_interrupted(self, run: Run, signal_name: str) -> Interrupted:
-        """Save a run that a signal stopped; the error to raise tells how to resume it."""
+        """Save a run that a signal stopped; returns the error to raise, which says how to go on."""
         stopped = f"{signal_name} at step {run.step}"
         if self.path is None:
             return Interrupted(f"{stopped}: nothing is saved without a run folder.")
@@ -352,7 +371,7 @@ class RunFolder:
             replace(self.path / "result.json", dumps(result, indent=1))
 
     def write_model(self, run: Run) -> None:
-        """Write model.safetensors."""
+        """Write model.safetensors: the present weights, and the description of the run."""
         if self.path is not None:
             model = storage.pack_model(dict(run.net.state_dict()), run.model_description())
             replace(self.path / "model.safetensors", model)
@@ -366,12 +385,15 @@ class RunFolder:
 
 
 def description_as_json(plan: Plan) -> object:
-    """The description of a run as it comes back from a JSON file."""
+    """The description of a run as it comes back from a JSON file, to compare with one that did."""
     return json.loads(dumps(plan.description))
 
 
 def create_run_folder(folder: Path) -> None:
-    """Create a run folder; one that holds a run or other files is refused."""
+    """Create a run folder with its `checkpoints`; one that holds a run or files is refused.
+
+    A name has at most 255 bytes on most systems; 200 characters leave room for what is added.
+    """
     if len(str(folder.name)) > 200 or any(ord(c) < 32 for c in str(folder)):
         raise StorageError(
             f"run folder {str(folder)!r}: a name may have at most 200 characters and no control "
@@ -387,7 +409,10 @@ def create_run_folder(folder: Path) -> None:
 
 
 def refuse_if_occupied(folder: Path) -> None:
-    """Refuse a folder with a run, or with anything but ALLOWED_BEFORE and a crash's leftovers."""
+    """Refuse a folder with a run, or with any files but those that may be there before one.
+
+    These are ALLOWED_BEFORE, and the temporary files of a process that was killed.
+    """
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     leftovers = {name for name in names if name.startswith(".") and name.endswith(".tmp")}
     if not names - leftovers - set(ALLOWED_BEFORE):

@@ -54,23 +54,24 @@ class Schema(BaseModel):
 
 
 def read(path: Path, schema: type[Schema], most: int = MAX_JSON_BYTES) -> JsonObject:
-    """The object in a JSON file, checked."""
+    """The object in a JSON file of at most `most` bytes, checked by the schema."""
     return check(str(path), parse_json(files.read_regular(path, most), str(path)), schema)
 
 
 def read_rows(path: Path, schema: type[Schema]) -> Iterator[JsonObject]:
-    """The rows of a file of JSON lines, checked one at a time."""
+    """The rows of a file of JSON lines, read and checked by the schema one at a time."""
     for number, line in enumerate(files.read_lines(path, MAX_LINE_BYTES), 1):
         name = f"{path}:{number}"
         yield check(name, parse_json(line, name, MAX_LINE_BYTES), schema)
 
 
 def parse_json(content: bytes | str, name: str, most: int = MAX_JSON_BYTES) -> JsonValue:
-    """The value of JSON text; errors call the text `name`."""
+    """The value of JSON text of at most `most` bytes; errors call the text `name`."""
     try:
         return settings.read_json(content, most, StorageError, name)
     except StorageError as error:
-        raise StorageError(str(error).partition("\n")[0]) from None
+        first_problem = str(error).partition("\n")[0]  # read_json lists one on each line
+        raise StorageError(first_problem) from None
 
 
 def check(name: str, value: JsonValue, schema: type[Schema]) -> JsonObject:
@@ -84,10 +85,10 @@ def check(name: str, value: JsonValue, schema: type[Schema]) -> JsonObject:
 
 
 def describe_error(error: ValidationError, value: JsonValue) -> str:
-    """The first fault in words: the key, what it should be, and what it is."""
+    """The first fault pydantic found in `value`: the key, what it should be, and what it is."""
     first = error.errors(include_url=False, include_context=False)[0]
     is_missing = first["type"] == "missing"
-    keys: list[str] = []
+    keys: list[str] = []  # those that lead to the fault
     for key in first["loc"]:
         if has_part(value, key):
             value = value[key]
@@ -117,7 +118,7 @@ def has_part(value: object, key: object) -> bool:
 
 
 def describe_value(value: object) -> str:
-    """A value on one short line; of an object or a list only its kind."""
+    """A value on one line of at most 60 characters; of an object or a list only its kind."""
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):

@@ -80,7 +80,7 @@ class TrainingResultSchema(ResultSchema):
 
     @model_validator(mode="after")
     def a_success_has_a_time(self) -> TrainingResultSchema:
-        """Refuse a success without its step and time."""
+        """Refuse a success without the step and the time at which it was reached."""
         if self.success and (self.success_step is None or self.success_seconds is None):
             raise ValueError("a success should have a success_step and success_seconds")
         return self
@@ -270,10 +270,11 @@ class StreamPlace(Schema):
 
 # model.safetensors
 def check_data(value: JsonObject | None) -> JsonObject | None:
-    """The description of data, if `tasks.description` accepts it."""
+    """The description of data itself, or None; ValueError if `tasks.description` refuses it."""
     if value is not None:
         try:
             Description.of(value)
         except CoadjointError as error:
-            raise ValueError(f"is damaged: {str(error).rpartition(': ')[2].rstrip('.')}") from None
+            fault = str(error).rpartition(": ")[2].rstrip(".")  # the caller adds its own beginning
+            raise ValueError(f"is damaged: {fault}") from None
     return value

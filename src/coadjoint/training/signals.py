@@ -36,7 +36,7 @@ class Interrupted(CoadjointError):
 
 @contextmanager
 def handling_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Inside, `handler(number, frame)` is called for the signals that ask to stop.
+    """Inside, `handler(number, frame)` is called for signals that ask to stop: see STOP_SIGNALS.
 
     A signal that was ignored stays ignored: `nohup` and background jobs rely on that.
     """
@@ -51,10 +51,15 @@ def handling_stop_signals(handler: Callable[[int, FrameType | None], None]) -> I
 
 @contextmanager
 def interruptible(resume_hint: str = "") -> Iterator[list[str]]:
-    """Yield a list that receives the signals' names; a second SIGINT raises Interrupted at once."""
+    """Inside, signals that ask to stop only add their names to the list that is yielded.
+
+    The run looks into it after each step. A SIGINT after another signal raises Interrupted at once;
+    resume_hint: the end of its message.
+    """
     caught: list[str] = []
 
     def note(number: int, frame: FrameType | None) -> None:
+        """The handler: record the signal's name, or raise at a SIGINT after another signal."""
         if caught and number == signal.SIGINT:
             words = (
                 "interrupted twice: stopped at once; steps since the last checkpoint are lost. "

@@ -51,6 +51,7 @@ class StepEvaluator:
     suspect: Evaluation  # the first evaluation that is not finite, or else the last one
 
     def __init__(self, net: Net, task: Task, plan: TrainingPlan, progress: Progress) -> None:
+        """progress: of the run; its `work` and `norms` are kept up to date here."""
         self.net = net
         self.task = task
         self.plan = plan
@@ -59,10 +60,10 @@ class StepEvaluator:
         self.recipe = plan.recipe
 
     def evaluate(self, step: int) -> StepResult:
-        """Draw the batches of a step and differentiate the objective on them."""
+        """Draw the batches of a step (counted from 0) and differentiate the objective on them."""
         if hasattr(self.method, "step"):  # a penalty's weight may depend on it
             self.method.step = step
-        self.rng_state = torch.get_rng_state()
+        self.rng_state = torch.get_rng_state()  # `_same_random_numbers` goes back to it
         drawn = (self.draw_batch(step, k) for k in range(self.plan.accumulate))
         self.batches = tuple(self.net.move_batch(batch) for batch in drawn)
         return self.differentiate(step)
@@ -82,18 +83,21 @@ class StepEvaluator:
         return result, gradient_norm
 
     def draw_batch(self, step: int, k: int) -> Batch:
-        """Batch k of a step, chosen by the curriculum if there is one."""
+        """Batch k of the `accumulate` batches of a step, chosen by the curriculum if any."""
         plan = self.plan
-        number = step * plan.accumulate + k
+        number = step * plan.accumulate + k  # the batches of all steps are counted through
         if plan.easiest is None:
             return self.task.batch(number, plan.batch, plan.seed)
-        drawn = round(plan.batch / plan.easiest.share(step))
-        if plan.easiest.by == "loss" and drawn > plan.batch:
-            self.count_work(drawn / 2)  # one forward sweep, half a gradient, for each candidate
+        candidates = round(plan.batch / plan.easiest.share(step))
+        if plan.easiest.by == "loss" and candidates > plan.batch:
+            self.count_work(candidates / 2)  # one forward sweep, half a gradient, for each
         return plan.easiest.choose(self.net, self.task, step, plan.batch, plan.seed, number)
 
     def differentiate(self, step: int) -> StepResult:
-        """The objective and its gradient on the batches of this step, at the present weights."""
+        """The objective and its gradient on the batches of this step, at the present weights.
+
+        They are means over all samples. A direction other than "steepest" is computed as well.
+        """
         seed = self.plan.seed
         steepest = self.recipe.direction == "steepest"
         propose = DIRECTIONS[self.recipe.direction]
@@ -111,7 +115,7 @@ class StepEvaluator:
                     # It may need costates, and those belong to the weights with their noise.
                     directions.append(propose(evaluation, rng(seed, "direction", step, k)))
         self.suspect = find_suspect(evaluations)
-        sizes = [len(each.losses) for each in evaluations]
+        sizes = [len(each.losses) for each in evaluations]  # samples in each batch
         total = sum(sizes)
         weights = [size / total for size in sizes]
         names = evaluations[-1].gradient.keys()
@@ -127,9 +131,10 @@ class StepEvaluator:
         )
 
     def point(self, step: int, result: StepResult, direction: Gradient) -> Point:
-        """The gradient for the optimiser, and functions by which it may evaluate more.
+        """What the optimiser steps from: the objective, its gradient, and the (clipped) direction.
 
-        Whatever it evaluates has the batches and the random numbers of this step.
+        Line searches and second-order methods also need values, gradients and curvature at other
+        weights; the functions in it use the batches and the random numbers of this step.
         """
         return Point(
             self.net,
@@ -147,12 +152,12 @@ class StepEvaluator:
     @contextmanager
     def _same_random_numbers(self) -> Iterator[None]:
         """Inside, torch draws what it drew for this step's gradient: dropout is the same."""
-        after = torch.get_rng_state()
+        present = torch.get_rng_state()
         torch.set_rng_state(self.rng_state)
         try:
             yield
         finally:
-            torch.set_rng_state(after)
+            torch.set_rng_state(present)
 
     def _objective(self, step: int) -> float:
         """The objective at the present weights: the mean over the samples of this step."""
@@ -165,6 +170,7 @@ class StepEvaluator:
         return sum(n * value for n, value in zip(sizes, values, strict=True)) / sum(sizes)
 
     def _objective_and_gradient(self, step: int) -> tuple[float, Gradient]:
+        """The objective and its gradient at the present weights, those a line search tries."""
         # A method may measure something as it goes (a penalty's weight, say). That belongs to the
         # start of the step, not to the points that a line search tries.
         state = dict(self.method.state)
@@ -176,7 +182,10 @@ class StepEvaluator:
         return result.objective, result.gradient
 
     def _curvature_batch(self) -> Batch:
-        """The samples for curvature products: the first batch, or as many of its samples as set."""
+        """The samples for curvature products: the first batch of this step.
+
+        Only its first samples if the optimiser's option "curvature" sets their number.
+        """
         batch = self.batches[0]
         most = self.recipe.options.get("curvature")
         if most is None or most >= len(batch.sizes):
@@ -188,9 +197,10 @@ class StepEvaluator:
         self.progress.work += work
 
     def clip(self, direction: Gradient, count: int) -> tuple[Gradient, bool]:
-        """Clip the entries of a direction, then its norm; also say whether anything was clipped.
+        """Clip the entries of a direction to clip_value, then its norm to clip and clip_mean.
 
-        count: the steps so far, this one included.
+        Returns the direction and whether anything was clipped. clip_mean is a multiple of the
+        running mean of norms, which is updated. count: the steps so far, this one included.
         """
         plan = self.plan
         progress = self.progress
@@ -212,11 +222,12 @@ class StepEvaluator:
         counted = size
         if progress.norms > 0:
             counted = min(size, MAX_GROWTH * progress.norms)
+        # the mean over all steps at first, later an exponential one
         progress.norms += (counted - progress.norms) / min(count, MEAN_STEPS)
         return direction, clipped
 
     def describe_nonfinite(self, result: StepResult) -> str:
-        """Which quantities of a step are not finite, and from which time step on."""
+        """Which quantities of a step are not finite and, if known, where a state first is not."""
         faulty = []
         if not math.isfinite(result.loss):
             faulty.append(f"the loss ({result.loss})")
@@ -259,9 +270,9 @@ def mean_gradient(
 
 @contextmanager
 def weight_noise(net: Net, std: float, seed: int, step: int) -> Iterator[None]:
-    """Inside, noise is added to the trained weights; afterwards they are what they were.
+    """Inside, Gaussian noise is added to the trained weights; afterwards they are as before.
 
-    The noise is a function of the seed and the step.
+    It has standard deviation `std` and is a function of the seed and the step.
     """
     if not std:
         yield

@@ -51,7 +51,8 @@ def import_safetensors() -> ModuleType:
 
 
 def pack(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """The bytes of a safetensors file."""
+    """The bytes of a safetensors file with these tensors. metadata: texts for its header."""
+    # copies, because safetensors refuses tensors that share memory
     copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     return bytes(import_safetensors().save(copies, metadata))
 
@@ -61,8 +62,8 @@ def pack_model(tensors: dict[str, Tensor], description: JsonObject) -> bytes:
 
     The sum is computed with zeros in its place.
     """
-    about = json.dumps(to_json_types({**description, "sha256": ZEROS.decode()}))
-    content = pack(tensors, {"coadjoint": about})
+    with_zeros = json.dumps(to_json_types({**description, "sha256": ZEROS.decode()}))
+    content = pack(tensors, {"coadjoint": with_zeros})
     digest = hashlib.sha256(content).hexdigest()
     blank = SUM_IN_HEADER % ZEROS
     assert content.count(blank) == 1
@@ -70,13 +71,13 @@ def pack_model(tensors: dict[str, Tensor], description: JsonObject) -> bytes:
 
 
 def is_model_intact(file: BinaryIO, stated: str) -> bool:
-    """Whether a model file has the SHA-256 sum that its own header states.
+    """Whether a model file has the SHA-256 sum `stated` in its own header.
 
     The sum was computed with zeros in its place, so they are put back. A file may be larger than
     memory: it is read in blocks.
     """
     entry = SUM_IN_HEADER % stated.encode()
-    length = file.read(8)
+    length = file.read(8)  # a file is 8 bytes with the header's length, the header, the tensors
     header = file.read(int.from_bytes(length, "little"))
     if header.count(entry) != 1:
         return False
@@ -92,7 +93,7 @@ def unpack(content: bytes, path: Path) -> dict[str, Tensor]:
     safetensors = import_safetensors()
     from safetensors import SafetensorError
 
-    length = int.from_bytes(content[:8], "little")
+    length = int.from_bytes(content[:8], "little")  # of the header, which follows these 8 bytes
     if len(content) < 8 or length > len(content) - 8:
         raise StorageError(
             f"{path} is not a file of tensors: its header does not fit into its "
@@ -121,25 +122,26 @@ def manifest_line(name: str, content: bytes) -> str:
 
 
 def make_manifest(files: dict[str, bytes]) -> bytes:
-    """One line for each file, and then the sum of these lines."""
+    """A line with the SHA-256 sum of each file, and then "# " with the sum of these lines."""
     lines = "".join(manifest_line(name, files[name]) for name in sorted(files))
     return (lines + f"# {hashlib.sha256(lines.encode()).hexdigest()}\n").encode()
 
 
 def is_manifest_intact(manifest: bytes) -> bool:
     """Whether a manifest ends with the sum of its own lines."""
-    lines, mark, end = manifest.rpartition(b"# ")
-    return bool(mark) and hashlib.sha256(lines).hexdigest().encode() + b"\n" == end
+    lines, mark, stated = manifest.rpartition(b"# ")
+    return bool(mark) and hashlib.sha256(lines).hexdigest().encode() + b"\n" == stated
 
 
 def folder_name(step: int) -> str:
-    """The name of a checkpoint's folder."""
+    """The name of a checkpoint's folder: step-00001000."""
     return f"step-{step:08d}"
 
 
 def save(parent: Path, checkpoint: Checkpoint, description: JsonObject | None = None) -> Path:
-    """Write step-N into `parent` and read it back; the module's docstring tells how.
+    """Write a folder step-N into `parent`, read it back to check it, and return its path.
 
+    It is written under another name and renamed at the end, so that it is never half-written.
     description: what model.safetensors says about itself; without it the file has no sum either.
     """
     if description is None:
@@ -202,16 +204,19 @@ def read_contents(path: Path, most: int = MAX_TENSOR_BYTES) -> dict[str, bytes]:
 
 
 def damaged(path: Path, fault: str) -> StorageError:
-    """The error for a damaged checkpoint."""
+    """The error for a damaged checkpoint. fault: what is wrong, in words."""
     return StorageError(f"checkpoint {path} is damaged: {fault}.")
 
 
 def load(path: Path, most: int = MAX_TENSOR_BYTES) -> Checkpoint:
-    """A checkpoint, intact and of this format. The run itself checks that it has what it needs."""
+    """The checkpoint at a path; one that is damaged or of another format is refused.
+
+    most: bytes of a file of tensors. The run itself checks that it finds what it needs.
+    """
     files = read_contents(path, most)
     state = schemas.parse_json(files["state.json"], str(path / "state.json"))
     if not isinstance(state, dict):
-        state = {}
+        state = {}  # has no format, and is refused for that
     if state.get("format") != FORMAT:
         raise StorageError(
             f"checkpoint {path} has format {ascii(state.get('format'))[:60]}; "
@@ -219,17 +224,21 @@ def load(path: Path, most: int = MAX_TENSOR_BYTES) -> Checkpoint:
         )
     step = state.get("step")
     if type(step) is not int or path.name != folder_name(step):
-        held = schemas.describe_value(step)
-        raise damaged(path, f"it holds step {held}, which does not match its name")
+        step_text = schemas.describe_value(step)
+        raise damaged(path, f"it holds step {step_text}, which does not match its name")
     model = unpack(files["model.safetensors"], path / "model.safetensors")
     tensors = unpack(files["state.safetensors"], path / "state.safetensors")
     return Checkpoint(step, model, tensors, state)
 
 
 def list_checkpoints(folder: Path, kind: str = "checkpoints") -> list[Path]:
-    """The checkpoints of a run (or its replays), oldest first; links are refused."""
+    """The checkpoints of a run (or its replays, kind "replay"), oldest first; links are refused.
+
+    step-N.tmp, step-N.old and step-N.damaged are no checkpoints.
+    """
     if not is_real_folder(folder / kind):
         return []
+    # name[5:] is what follows "step-"
     numbered = [p for p in (folder / kind).glob("step-*") if p.name[5:].isdecimal()]
     return sorted((p for p in numbered if is_real_folder(p)), key=lambda p: int(p.name[5:]))
 
@@ -244,7 +253,7 @@ class CheckpointOutline:
 
 
 def read_outline(folder: Path, kind: str = "checkpoints") -> CheckpointOutline | None:
-    """The outline of the latest checkpoint (or replay) that can be read.
+    """The outline of the latest checkpoint that can be read (of the latest replay: kind "replay").
 
     None without one: `load_latest` says why.
     """
@@ -260,7 +269,7 @@ def read_outline(folder: Path, kind: str = "checkpoints") -> CheckpointOutline |
 
 
 def accept_any(saved: Checkpoint) -> None:
-    """Refuse nothing."""
+    """Refuse nothing: a `check` for any checkpoint."""
 
 
 def load_latest(
@@ -273,7 +282,8 @@ def load_latest(
     """The latest checkpoint; None if there is none yet.
 
     One that is damaged, or that `check` refuses, raises an error that names it; with `fallback` it
-    is set aside if an older one can be used.
+    is renamed step-N.damaged, which `say` tells, if an older one can be used. most: bytes of a
+    file of tensors.
     """
     paths = list_checkpoints(folder)
     while paths:
@@ -330,15 +340,18 @@ def is_intact(path: Path) -> bool:
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all checkpoints but the last `keep` and the best one, and what crashes left behind."""
+    """Remove all checkpoints but the last `keep` and the best one, and what crashes left behind.
+
+    best: the step of the best one, if there is one.
+    """
     paths = list_checkpoints(folder)
-    kept = {p.name for p in paths[-keep:]}
+    names_to_keep = {p.name for p in paths[-keep:]}
     if best is not None:
-        kept.add(folder_name(best))
+        names_to_keep.add(folder_name(best))
     with storage_errors(folder):
         for path in paths:
-            if path.name not in kept:
-                # Its files go one by one: until then it must not look like a checkpoint.
+            if path.name not in names_to_keep:
+                # Renamed first: a crash between two files must not leave half a checkpoint.
                 doomed = path.with_suffix(".old")
                 remove(doomed)
                 os.rename(path, doomed)

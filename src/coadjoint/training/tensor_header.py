@@ -56,7 +56,7 @@ class Header:
 
     @property
     def outline(self) -> dict[str, torch.Tensor]:
-        """The tensors without memory, on the meta device."""
+        """The tensors by name, with types and shapes but without memory, on the meta device."""
         outline = {}
         for name, (dtype, shape) in self.tensors.items():
             outline[name] = torch.empty(shape, dtype=dtype, device="meta")
@@ -67,6 +67,7 @@ def read_header(path: Path) -> Header:
     """The header of a safetensors file, if it accounts for every byte that follows it."""
     with files.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
+        # The file is 8 bytes with the length of its header, the header, and the tensors.
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise no_tensors(path, f"its header does not fit into its {size:,} bytes")
@@ -77,7 +78,10 @@ def read_header(path: Path) -> Header:
 
 
 def parse_header(content: bytes, rest: int, path: Path) -> Header:
-    """The header in these bytes, whose tensors take `rest` bytes."""
+    """The header in these bytes of JSON, checked. rest: bytes that follow it in the file.
+
+    The tensors must fill these bytes exactly. `path` is for errors.
+    """
     entries = parse_json(content, f"{path}, its header", MAX_HEADER_BYTES)
     if not isinstance(entries, dict):
         raise no_tensors(path, f"its header is {describe_value(entries)}")
@@ -94,12 +98,12 @@ def parse_header(content: bytes, rest: int, path: Path) -> Header:
         kind = tensor_kind(name, entry, path)
         dtype, shape = kind
         count = math.prod(shape)
-        begin, after = entry["data_offsets"]
-        if begin != end or after - begin != count * dtype.itemsize:
+        begin, stop = entry["data_offsets"]
+        if begin != end or stop - begin != count * dtype.itemsize:
             raise no_tensors(path, f"{name!a} is not where its header says")
         tensors[name] = kind
         element_count += count
-        end = after
+        end = stop
     if end != rest:
         raise no_tensors(
             path, f"{rest:,} bytes follow its header, which accounts for {end:,} bytes"
@@ -108,7 +112,7 @@ def parse_header(content: bytes, rest: int, path: Path) -> Header:
 
 
 def data_offsets(item: tuple[str, JsonObject]) -> tuple[int, ...]:
-    """Where in the file a tensor of the header lies, to sort by."""
+    """A sort key for the header's (name, entry): the bytes at which the tensor begins and ends."""
     return tuple(item[1]["data_offsets"])
 
 
@@ -129,12 +133,15 @@ def tensor_kind(name: str, entry: JsonObject, path: Path) -> TensorKind:
 
 
 def no_tensors(path: Path, fault: str) -> StorageError:
-    """The error for a file that is not in the safetensors format."""
+    """The error for a file that is not in the safetensors format. fault: why, in words."""
     return StorageError(f"{path} is not a file of tensors: {fault}.")
 
 
 def read_metadata(path: Path, header: Header) -> JsonObject:
-    """What a model file says about itself; only its sum is checked here."""
+    """What a model file says about itself in its header, as JSON.
+
+    Only the form of its key sha256 is checked here.
+    """
     about = header.metadata.get("coadjoint")
     if about is None:
         raise StorageError(

@@ -36,6 +36,7 @@ class Training:
     schema: type[schemas.Schema] = schemas.TrainingState
 
     def __init__(self, net: Net, task: Task, plan: TrainingPlan) -> None:
+        """Prepare a run; `RunFolder.open` locks its folder and, if it is resumed, restores it."""
         refuse_if_mismatched(net, task)
         self.net = net
         self.task = task
@@ -57,7 +58,10 @@ class Training:
     # one step
 
     def advance(self) -> None:
-        """Take one step of the optimiser; skip it, or stop, if something is not finite."""
+        """Take one step of the optimiser, and log its row of metrics.
+
+        If something is not finite, the step is skipped or the run stops, as plan.nonfinite says.
+        """
         self.step += 1
         recipe = self.plan.recipe
         try:
@@ -73,11 +77,11 @@ class Training:
         try:
             figures = self.stepper.step(point, rate)
         except NumericalError as error:
-            self.net.load_state_dict(before, strict=False)
+            self.net.load_state_dict(before, strict=False)  # not strict: buffers are left alone
             self.reject_step(str(error))
             return
         faulty = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
-        if faulty:
+        if faulty:  # cannot be skipped: the optimiser's state is lost, too
             names = ", ".join(faulty)
             self.undo_step(
                 before, f"{names} is not finite after the optimiser's step: lower the step size"
@@ -95,7 +99,7 @@ class Training:
         self.end_step()
 
     def step_row(self, result: StepResult, gradient_norm: float) -> Row:
-        """The row of metrics.jsonl for the present step."""
+        """The row of metrics.jsonl for the present step: the figures of its start."""
         return {
             "kind": "train",
             "step": self.step,
@@ -114,8 +118,8 @@ class Training:
     def is_budget_spent(self) -> bool:
         """Whether there are budgets and all of them are used up."""
         budgets = [(self.plan.gradients, self.progress.work), (self.plan.seconds, self.elapsed())]
-        left = [used < limit for limit, used in budgets if limit is not None]
-        return bool(left) and not any(left)
+        has_room = [used < limit for limit, used in budgets if limit is not None]
+        return bool(has_room) and not any(has_room)
 
     def elapsed(self) -> float:
         """Seconds of training so far, including those before a resume."""
@@ -124,7 +128,8 @@ class Training:
     def reject_step(self, reason: str) -> None:
         """Leave weights, optimiser and random numbers as they were before this step.
 
-        Raises NumericalError with the policy nonfinite="stop".
+        plan.nonfinite: "stop" and "dump" save a replay of the step, if there is a folder; "stop"
+        then saves the run and raises NumericalError. reason: what is not finite.
         """
         message = f"step {self.step}: {reason.rstrip('.')}"
         torch.set_rng_state(self.evaluator.rng_state)
@@ -132,7 +137,7 @@ class Training:
         if self.folder.path is not None and self.plan.nonfinite != "skip":
             self.folder.save_replay(self.snapshot(reason))
             message += f". Replay it with: coadjoint replay {self.folder.quoted_path}"
-        if self.plan.nonfinite == "stop":
+        if self.plan.nonfinite == "stop":  # the run is saved as if the step had not begun
             self.step -= 1
             self.progress.skipped -= 1
             self.save()
@@ -142,13 +147,16 @@ class Training:
         self.end_step()
 
     def undo_step(self, weights: dict[str, Tensor], reason: str) -> NoReturn:
-        """Put the weights back and stop: the step overflowed, and the optimiser's state is lost."""
+        """Put the weights from before the step back, and stop.
+
+        No checkpoint is saved: the step overflowed, and the optimiser's state with it.
+        """
         self.net.load_state_dict(weights, strict=False)
         self.step -= 1
         self.fail(f"step {self.step + 1}: {reason}")
 
     def fail(self, message: str) -> NoReturn:
-        """Write result.json and raise NumericalError."""
+        """Write result.json with this message as its reason, and raise NumericalError."""
         self.folder.write_result(self.result("failed", message))
         raise NumericalError(f"{message}. The weights are those from before this step.")
 
@@ -159,6 +167,7 @@ class Training:
         rows = self.watch.validate(self.step, self.elapsed)
         self.checkpoint_due = self.checkpoint_due or self.watch.improved
         status = self.watch.end_status
+        # After its last step a run is over anyway: it may still succeed, but not stop early.
         if status == "success" or (status is not None and not self.is_over):
             self.status = status
             self.is_over = True
@@ -167,7 +176,7 @@ class Training:
         self.display.validation(self.step, rows)
 
     def say(self, text: str) -> None:
-        """Show a line of text."""
+        """Show a line of text on the display."""
         self.display.say(text)
 
     def log(self, row: Row) -> None:
@@ -182,15 +191,18 @@ class Training:
 
     @property
     def bytes_needed(self) -> int:
-        """A lower bound on what the run writes: a few copies of the weights."""
+        """A lower bound on what the run writes: four copies of the weights.
+
+        They are those of the model and of a few checkpoints; 1 MiB is for all other files.
+        """
         return 4 * sum(p.numel() * p.element_size() for p in self.net.parameters()) + 2**20
 
     @property
     def max_file_bytes(self) -> int:
-        """An upper bound on a file of a checkpoint.
+        """A generous upper bound on a file of a checkpoint: larger ones are refused unread.
 
-        It may hold the weights, the best ones, and what optimisers keep for each weight. L-BFGS
-        keeps two more numbers for each step it remembers.
+        For each weight it may hold up to eight numbers of up to 8 bytes: the weight, the best one,
+        and what the optimiser keeps. L-BFGS keeps two more for each step it remembers.
         """
         tensors = self.net.state_dict().values()
         bytes_of_weights: int = sum(t.numel() * max(8, t.element_size()) for t in tensors)
@@ -201,6 +213,7 @@ class Training:
     def save(self) -> None:
         """Write a checkpoint, if there is a folder."""
         self.checkpoint_due = False
+        # The time must stay that of the checkpoint if this step has one already.
         if self.folder.path is not None and self.folder.saved_step != self.step:
             self.progress.seconds = self.elapsed()
         self.folder.save(self, self.progress.best_step)
@@ -223,6 +236,7 @@ class Training:
             else:
                 numbers[name] = value
         best = self.watch.best_weights
+        # The best weights are stored once more unless they are those of this step.
         if best is not None and self.progress.best_step != step:
             tensors |= {f"best.{name}": value for name, value in best.items()}
         state = {
@@ -242,7 +256,8 @@ class Training:
         state = saved.state
         tensors = saved.tensors
         progress = state["progress"]
-        parts = {"optimiser", "rng"}
+        parts = {"optimiser", "rng"}  # the first words of the tensors' names
+        # The best weights are there if they exist and are not those of this step.
         if progress["best_step"] not in (None, saved.step):
             parts.add("best")
             fault = restoring.misfit(self.net.state_dict(), select_part("best", tensors))
@@ -252,7 +267,7 @@ class Training:
         refuse_if_foreign(tensors, parts)
         # A replay was saved after its own step had been counted as skipped.
         skipped = progress["skipped"] - (state["reason"] is not None)
-        has_stepped = saved.step > skipped
+        has_stepped = saved.step > skipped  # only then has an optimiser all its tensors
         fault = self.stepper.complaint(self.net, optimiser_state(saved), has_stepped)
         refuse_if_faulty(fault, "its optimiser: ")
         expected = self.plan.method.state
@@ -288,7 +303,10 @@ class Training:
     # the end
 
     def finish(self) -> Result:
-        """The result: with the best weights if a held-out set chose them, else with the last."""
+        """Save the run, write model.safetensors and result.json, and return the result.
+
+        The network gets the best weights if a held-out set chose them, else it keeps the last.
+        """
         self.save()
         if self.watch.best_weights is not None:
             self.net.load_state_dict(self.watch.best_weights)
@@ -317,8 +335,8 @@ class Training:
     def final_metrics(self) -> Metrics:
         """Metrics of the present weights on every split; of a finite task also on "train"."""
         splits = tuple(self.task.splits)
-        sequences = self.plan.confirm
-        if self.task.size is not None:
+        sequences = self.plan.confirm  # a generated task draws as many
+        if self.task.size is not None:  # a finite task uses all it has, in batches of this size
             splits = ("train", *splits)
             sequences = self.plan.tests
         metrics = {}
@@ -329,14 +347,18 @@ class Training:
         return metrics
 
     def logged_rows(self) -> list[Row] | json_rows.StoredRows:
-        """The rows so far, or where on disk they are."""
+        """The rows of metrics so far: a list without a folder, else where on disk they are."""
         rows = self.folder.metrics
         if rows is None:
             return self.rows
         return json_rows.StoredRows(rows.path.absolute(), rows.bytes)
 
     def result(self, status: str, reason: str | None, metrics: Metrics | None = None) -> JsonObject:
-        """The content of result.json. metrics: of a run that has ended as it should."""
+        """The content of result.json.
+
+        reason: why the run failed or was interrupted. metrics: the final ones by split; None, and
+        then there are no examples either, for a run that failed or was interrupted.
+        """
         progress = self.progress
         distances = None
         if self.plan.recipe.direction != "steepest":
@@ -365,10 +387,11 @@ class Training:
         }
 
     def distance_rows(self) -> Iterable[Row]:
-        """The rows that hold the distance of a direction from the gradient, of the whole run."""
+        """The rows of the whole run that may hold the distance of a direction from the gradient."""
         written = self.folder.metrics
         if written is None:
             return self.rows
+        # Other lines are not even parsed: there may be millions.
         lines = (line for line in written.lines() if b'"distance":' in line)
         return (json_rows.parse_row(line, written.path) for line in lines)
 

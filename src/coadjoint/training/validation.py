@@ -47,6 +47,7 @@ def evaluate(
             losses = run.loss(task.loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             count += len(losses)
             loss = (float(losses.double().sum()), float(len(losses)))
+            # A score, too, is a sum over this batch and the weight to divide it by.
             for name, (total, weight) in {"loss": loss, **task.score(run.a, batch)}.items():
                 total_before, weight_before = totals.get(name, (0.0, 0.0))
                 totals[name] = (total_before + total, weight_before + weight)
@@ -57,10 +58,10 @@ def evaluate(
 
 
 def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
-    """Targets and predictions of `k` held-out sequences, as text.
+    """Targets and predictions of at most `k` held-out sequences, as text, in a row for each.
 
     With readout "every" those at the last step; of a task with sequences as answers the whole
-    answer. None at all if the network overflows on them.
+    answer. An empty list if the network overflows on them.
     """
     split = task.splits[-1] if task.splits else "train"
     batch = net.move_batch(next(task.held_out(split, seed, "examples", k)))
@@ -75,9 +76,9 @@ def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
     if task.readout == "every":
         assert lengths is not None
         samples = torch.arange(len(lengths))
-        outputs = outputs[lengths - 1, samples]
+        outputs = outputs[lengths - 1, samples]  # [T, B, outputs] -> [B, outputs]
         targets = targets[lengths - 1, samples]
-    if task.readout == "sequence":
+    if task.readout == "sequence":  # samples first, to take k of them
         outputs = outputs.transpose(0, 1)
         targets = targets.T
     examples: list[Row] = []
@@ -92,15 +93,16 @@ def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
 
 
 def locate_nonfinite(e: Evaluation) -> str:
-    """The end of a sentence: where a state or costate first is not finite.
+    """The end of an error message: where a state or costate of e first is not finite.
 
-    States are searched forwards in time and costates backwards, from the lowest layer up.
+    States are searched forwards in time and costates backwards, in the order they are computed
+    in; each from the lowest layer up.
     """
     try:
         layers = e.costates.layers
     except CoadjointError as error:
         return f": {error}"
-    place = layers[0].axis.number
+    place = layers[0].axis.number  # what the states are numbered by: time steps
     for lam in layers:
         for i, x in enumerate(lam.trajectory.states):
             sample = first_nonfinite_sample(x)
@@ -108,14 +110,17 @@ def locate_nonfinite(e: Evaluation) -> str:
                 return describe_fault("state", sample, f"{place} {i}")
     for lam in layers:
         for i in reversed(range(len(lam.exponent))):
-            sample = first_nonfinite_sample(lam.mantissa_at(i))
+            sample = first_nonfinite_sample(lam.mantissa_at(i))  # lam_i = mantissa 2^exponent
             if sample is not None:
                 return describe_fault("costate", sample, f"{place} {i}")
     return f"; states and costates are finite at every {place}"
 
 
 def describe_fault(what: str, sample: int, place: str) -> str:
-    """The end of a sentence: which state or costate is the first that is not finite."""
+    """The end of an error message: which state or costate is the first that is not finite.
+
+    what: "state" or "costate". place: "time step 12".
+    """
     return f"; the first non-finite {what} is that of sample {sample} at {place}"
 
 
@@ -126,32 +131,34 @@ def first_nonfinite_sample(x: Tensor) -> int | None:
 
 
 def probe_gradient(net: Net, batch: Batch, task: Task, most: int = 200) -> Row:
-    """Means over samples of log10 |lam_t| and log10 |temporal component|, and other figures.
+    """How the gradient decays within the sequences of a batch, for the report.
 
-    At up to `most` time steps. For a stack, the layers that read forwards are treated as a single
-    state. "decay" is the mean of log10 |lam_0| / |lam_T|, "radius" the spectral radius of W.
+    "log10_costates" are means over samples of log10 |lam_t| and "temporal" log10 norms of the
+    gradient's temporal components, both at up to `most` time steps "t". "decay" is the mean of
+    log10 |lam_0| / |lam_T|, "radius" the spectral radius of W, "gradients" the norm for each
+    parameter. For a stack, the layers that read forwards are treated as a single state.
     """
     with evaluation_mode(net):
         e = BPTT().evaluate(net, batch, task.loss)
     with torch.no_grad():
         lam = e.costates.forwards()
-        log_norms = lam.log_norms() / math.log(10)
-        nonzero = lam.nonzero
+        log_norms = lam.log_norms() / math.log(10)  # [T + 1, B]
+        nonzero = lam.nonzero  # a zero costate has no logarithm, and counts in no mean
         count = nonzero.sum(1)
         curve = torch.where(nonzero, log_norms, 0).sum(1) / count
         T = len(log_norms) - 1
         intervals = min(T, most - 1)
-        t = sorted({round(k * T / intervals) for k in range(intervals + 1)})
+        t = sorted({round(k * T / intervals) for k in range(intervals + 1)})  # evenly spaced
         probe: Row = {}
         if lam.axis != TIME:  # reports take the axis for time if nothing is said
             probe["axis"] = lam.axis.label
         probe["t"] = t
         probe["log10_costates"] = [float(curve[s]) if count[s] else None for s in t]
         probe["temporal"] = log_component_norms(e, [s for s in t if s > 0])
-        last = lam.last[None]
-        both = nonzero[0] & nonzero.gather(0, last)[0]
+        last = lam.last[None]  # [1, B]: the step of each sample's last costate
+        both_nonzero = nonzero[0] & nonzero.gather(0, last)[0]
         decays = log_norms[0] - log_norms.gather(0, last)[0]
-        probe["decay"] = float(decays[both].mean()) if both.any() else None
+        probe["decay"] = float(decays[both_nonzero].mean()) if both_nonzero.any() else None
         probe["radius"] = spectral_radius(net)
         norms = {name: float(g.double().square().sum().sqrt()) for name, g in e.gradient.items()}
         probe["gradients"] = norms
@@ -159,12 +166,13 @@ def probe_gradient(net: Net, batch: Batch, task: Task, most: int = 200) -> Row:
 
 
 def log_component_norms(e: Evaluation, steps: list[int]) -> list[float | None] | None:
-    """log10 of the norm of the temporal component at each of `steps`, None for a zero one.
+    """log10 |grad_s| for each s in `steps`, which count from 1; None for a zero norm.
 
-    None instead of a list for a network whose gradient has no such components.
+    grad_s is the temporal component of the gradient: what step s adds to that of W, R and b. None
+    instead of a list for a network whose gradient has no such components.
     """
     with contextlib.suppress(Unsupported):
-        norms = e.components().norms()["joint"].tolist()
+        norms = e.components().norms()["joint"].tolist()  # of steps 1 .. T
         chosen = [norms[s - 1] for s in steps]
         return [math.log10(size) if size > 0 else None for size in chosen]
     return None

@@ -32,6 +32,7 @@ class Watch:
         log: Callable[[Row], None],
         say: Callable[[str], None],
     ) -> None:
+        """progress: of the run, updated here. log takes rows of metrics, say lines to display."""
         self.net = net
         self.task = task
         self.plan = plan
@@ -51,7 +52,7 @@ class Watch:
     def validate(self, step: int, seconds: Callable[[], float]) -> list[Row]:
         """Log held-out metrics and a probe of the gradient; update `best_weights` and `end_status`.
 
-        Returns the rows to display.
+        seconds: returns the time of the run so far, for a success. Returns the rows to display.
         """
         self.improved = False
         splits = ("valid",) if self.split == "valid" else self.task.splits
@@ -59,7 +60,7 @@ class Watch:
         for split in splits:
             values = self.measure(split, step, step, self.plan.tests)
             rows.append(self.log_held_out(split, step, values))
-            if split == self.split and step > 0:
+            if split == self.split and step > 0:  # the initial weights are never the best
                 self.update_best(step, values, seconds)
         probe = self.probe(step)
         self.log(probe)
@@ -68,7 +69,8 @@ class Watch:
     def measure(self, split: str, step: int, draw: int | str, n: int) -> dict[str, float]:
         """Metrics on a held-out set; NaN if the states overflow there.
 
-        That does not stop the run: only its own steps decide.
+        That does not stop the run: only its own steps decide. draw, n: which sequences of a
+        generated task, and how many.
         """
         try:
             return validation.evaluate(self.net, self.task, split, self.plan.seed, draw, n)
@@ -86,7 +88,10 @@ class Watch:
     def update_best(
         self, step: int, values: dict[str, float], seconds: Callable[[], float]
     ) -> None:
-        """Keep the weights if they are the best so far; end the run on success or lost patience."""
+        """Keep the weights if they are the best so far; end the run on success or lost patience.
+
+        values: the metrics on the split that chooses. seconds: returns the time so far.
+        """
         plan = self.plan
         progress = self.progress
         value = values[self.task.metric]
@@ -97,6 +102,7 @@ class Watch:
             values = self.measure(split, step, f"confirm {step}", plan.confirm)
             self.log_held_out(split, step, values)
             reached = self.meets_goal(values)
+        # A success counts as the best even if lucky sequences gave an earlier step a better metric.
         if self.is_better(value, values["loss"]) or reached:
             progress.best = value
             progress.best_loss = values["loss"]
@@ -132,12 +138,15 @@ class Watch:
         return value < best if self.task.lower else value > best
 
     def meets_goal(self, values: dict[str, float]) -> bool:
-        """Whether metrics reach the task's goal; never, for a task without one."""
+        """Whether metrics (by name) reach the task's goal; never, for a task without one."""
         goal = self.task.goal
         return goal is not None and goal.is_met(values[goal.metric])
 
     def lower_rate_on_plateau(self, loss: float, patience: int) -> None:
-        """Lower the step size after `patience` validations without a better loss."""
+        """Lower the factor of the step size after `patience` validations without a better loss.
+
+        progress.plateau is the best loss so far, None before the first validation.
+        """
         progress = self.progress
         best = math.inf if progress.plateau is None else progress.plateau
         if loss < best:
@@ -150,9 +159,12 @@ class Watch:
             progress.plateau_waited = 0
 
     def probe(self, step: int) -> Row:
-        """The gradient within sequences, as a row: costates, components, spectral radius."""
+        """The gradient within held-out sequences, as a row: see `validation.probe_gradient`.
+
+        A row without figures, with the "fault", if the network overflows on them.
+        """
         split = self.split
-        if split is None:
+        if split is None:  # a finite task without "valid": nothing is chosen by a probe
             split = self.task.splits[0] if self.task.splits else "train"
         batch = next(self.task.held_out(split, self.plan.seed, "probe", self.plan.probes))
         try:

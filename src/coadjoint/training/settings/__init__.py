@@ -37,7 +37,10 @@ class Settings:
     lines: Mapping[Address, int]
 
     def where(self, address: Sequence[str | int] = ()) -> str:
-        """The place of a key, "run.yaml:12"; if its line is unknown, that of the key around it."""
+        """The place of a key, "run.yaml:12"; if its line is unknown, that of the key around it.
+
+        address: the keys and indices that lead to it; () is the whole file.
+        """
         line = line_of(self.lines, tuple(address))
         return self.name if line is None else f"{self.name}:{line}"
 
@@ -49,7 +52,7 @@ def load(path: AnyPath, content: bytes | None = None) -> Settings:
     """
     notes = Notes(display_name(path))
     suffix = Path(path).suffix.lower()
-    if suffix not in READERS and os.path.isfile(path):
+    if suffix not in READERS and os.path.isfile(path):  # else `read_bytes` says what is wrong
         raise notes.failure(
             None, f"settings are read from {', '.join(READERS)} files; got {show(suffix)}."
         )
@@ -70,10 +73,11 @@ def read_json(
     error: type[CoadjointError] = ConfigError,
     name: str = "JSON text",
 ) -> Any:
-    """The value of a JSON file (a Path) or text (str or bytes), by the same rules.
+    """The value of a JSON file (a Path) or text (str or bytes), read as strictly as by `load`.
 
-    error  the kind of error to raise
-    name   what errors call a text
+    max_bytes  a larger file or text is refused
+    error      the kind of error to raise
+    name       what errors call a text
     """
     if isinstance(source, os.PathLike):
         notes = Notes(display_name(source), error)
@@ -85,8 +89,8 @@ def read_json(
     try:
         return json_text.read_quickly(text)
     except (ValueError, RecursionError):
-        pass  # the careful reader says where and why
-    if len(text) > MAX_BYTES:
+        pass  # the careful reader, below, says where and why
+    if len(text) > MAX_BYTES:  # too long for the careful reader, which is slow
         raise notes.failure(
             None,
             "not JSON, or it has a key that appears twice, a number out of range or too many "

@@ -19,7 +19,10 @@ TOKEN = re.compile(
 
 
 def read(text: str, notes: Notes) -> Value:
-    """The value of a JSON text; lines and problems go to the notes."""
+    """The value of a JSON text; lines and problems go to the notes.
+
+    json.loads checks the grammar, and the value is then built from tokens, which know their lines.
+    """
     depth = 0
     for token in tokens(text):  # before json.loads, which recurses as deep as the text goes
         if token.kind in "{[":
@@ -52,7 +55,7 @@ def read_quickly(text: str) -> Value:
         object_pairs_hook=_unique_keys,
         parse_int=parse_int,
         parse_float=parse_scalar,
-        parse_constant=parse_scalar,
+        parse_constant=parse_scalar,  # refuses NaN and Infinity
     )
     if _depth(value, MAX_DEPTH + 1) > MAX_DEPTH:
         raise ValueError(TOO_DEEP)
@@ -65,6 +68,7 @@ def read_quickly(text: str) -> Value:
 
 
 def _unique_keys(pairs: list[tuple[str, Value]]) -> dict[str, Value]:
+    """The pairs of a JSON object as a dict; ValueError if a key appears twice."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         raise ValueError("a key appears twice")
@@ -72,7 +76,7 @@ def _unique_keys(pairs: list[tuple[str, Value]]) -> dict[str, Value]:
 
 
 def _depth(value: Value, most: int) -> int:
-    """How deep mappings and lists are nested, counted up to `most`."""
+    """How deep mappings and lists are nested, 0 for a scalar; counted up to `most`."""
     if not isinstance(value, dict | list) or most == 0:
         return 0
     entries = value.values() if isinstance(value, dict) else value
@@ -80,7 +84,10 @@ def _depth(value: Value, most: int) -> int:
 
 
 def tokens(text: str) -> Iterator[Event]:
-    """Brackets, quoted texts (with their quotes) and plain words, with their lines."""
+    """Brackets, quoted texts (with their quotes) and plain words, with their lines.
+
+    Commas, colons and spaces are left out: whether they are right is not checked here.
+    """
     line = 1
     for token in TOKEN.finditer(text):
         if token[0] == "\n":

@@ -34,7 +34,7 @@ class Notes:
     problems: list[str] = field(default_factory=list)
 
     def add(self, line: int | None, text: str) -> None:
-        """Add a problem; reading goes on."""
+        """Add a problem, at a line if it has one; reading goes on."""
         place = self.name if line is None else f"{self.name}:{line}"
         self.problems.append(f"{place}: {text}")
 
@@ -57,7 +57,10 @@ class Notes:
             raise self.as_error()
 
     def note_key(self, address: Address, line: int, is_repeated: bool = False) -> Address:
-        """Note the line of a key, and a problem if the key is repeated; returns its address."""
+        """Note the line of a key, and a problem if the key is repeated; returns its address.
+
+        Of a repeated key the first line is kept.
+        """
         first = self.lines.setdefault(address, line)
         if is_repeated:
             self.add(
@@ -76,7 +79,7 @@ def line_of(lines: Mapping[Address, int], address: Address) -> int | None:
 
 
 def show(value: object) -> str:
-    """A value in quotes, on one line, at most 60 characters; an address with dots."""
+    """A value in quotes, on one line, at most 60 characters; an address (a tuple) as 'a.b.0'."""
     text = ".".join(map(str, value)) if isinstance(value, tuple) else str(value)
     quoted = repr(text)
     return quoted if len(quoted) <= 60 else f"{quoted[:57]}..."
@@ -89,7 +92,11 @@ def display_name(path: AnyPath) -> str:
 
 
 def read_bytes(path: AnyPath, max_bytes: int, notes: Notes) -> bytes:
-    """The content of a regular file, at most one byte more than max_bytes of it."""
+    """The content of a regular file, at most one byte more than max_bytes of it.
+
+    By that byte `decode` sees that the file is too large. Whatever cannot be read raises the error
+    of the notes.
+    """
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
@@ -109,7 +116,7 @@ def read_bytes(path: AnyPath, max_bytes: int, notes: Notes) -> bytes:
 
 
 def nearest_path(path: Path) -> str:
-    """A hint for the first part of a path that does not exist."""
+    """A hint for a path that does not exist: a similar name for the first part that is missing."""
     while path.parent != path and not path.parent.is_dir():
         path = path.parent
     with contextlib.suppress(OSError):
@@ -120,7 +127,7 @@ def nearest_path(path: Path) -> str:
 
 
 def decode(raw: bytes, max_bytes: int, notes: Notes) -> str:
-    """UTF-8 bytes as text, without a byte order mark."""
+    """UTF-8 bytes as text, without a byte order mark; other encodings and longer files fail."""
     if len(raw) > max_bytes:
         raise notes.failure(None, f"is larger than the limit of {max_bytes:,} bytes.")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):

@@ -21,18 +21,23 @@ TOKEN = re.compile(
 
 
 def read(text: str, notes: Notes) -> Value:
-    """The values of a TOML text; lines and problems go to the notes."""
+    """The values of a TOML text; lines and problems go to the notes.
+
+    tomllib's errors are worded anew, with the line of the problem.
+    """
     repeated = _note_lines(text, notes)
     try:
         values = tomllib.loads(text)
     except ValueError as e:
-        if repeated and str(e).startswith("Cannot"):  # tomllib's words, without the first line
+        # "Cannot overwrite a value": tomllib's error does not say where the key was first.
+        if repeated and str(e).startswith("Cannot"):
             notes.problems += repeated
             raise notes.as_error() from None
         if not isinstance(e, tomllib.TOMLDecodeError):  # int() refuses thousands of digits
             raise notes.failure(
                 None, "an integer is beyond 64 bits. Write a smaller one."
             ) from None
+        # tomllib's errors end with "(at line 3, column 5)" or "(at end of document)"
         reason, _, place = " ".join(str(e).split()).partition(" (at ")
         if place.startswith("line"):
             line = int(place.split()[1].rstrip(","))
@@ -49,19 +54,20 @@ def _note_lines(text: str, notes: Notes) -> list[str]:
     Nesting that tomllib would follow too deep is refused here. Text that is not TOML is left for
     tomllib to refuse.
     """
+    # Shares the lines, but not the problems: a repeated key is one only if tomllib says so.
     repeated = Notes(notes.name, lines=notes.lines)
     last_index: dict[Address, int] = {}  # of each array of tables
-    table: Address = ()
-    parts: list[str] = []  # of the key that is being read
+    table: Address = ()  # the one whose header came last
+    parts: list[str] = []  # of the dotted key or header that is being read
     line = 1
     depth = 0  # of brackets in the present value
     place = ""  # the brackets of a table's header so far, or "=" inside a value
     for token in TOKEN.finditer(text):
         symbol = token[0]
-        if symbol == "\n" and not depth:
+        if symbol == "\n" and not depth:  # the end of a header or a value
             place = ""
             parts = []
-        elif place == "=":
+        elif place == "=":  # inside a value only brackets count
             depth += (symbol in "[{") - (symbol in "]}")
         elif token["word"]:
             parts.append(_unquoted_key(symbol))
@@ -84,7 +90,10 @@ def _note_lines(text: str, notes: Notes) -> list[str]:
 def _table_address(
     parts: list[str], last_index: dict[Address, int], is_array: bool, notes: Notes, line: int
 ) -> Address:
-    """The address of the table with header [parts], or [[parts]] for an array of tables."""
+    """The address of the table with header [parts], or [[parts]] for an array of tables.
+
+    last_index: the index of the last table of each array so far; a header [[parts]] adds one.
+    """
     table: Address = ()
     array: Address = ()
     for part in parts:  # a name inside an array of tables means the last table so far
@@ -98,6 +107,7 @@ def _table_address(
 
 
 def _unquoted_key(text: str) -> str:
+    """A part of a key without quotes and escapes; as it is if it is not TOML."""
     if text[0] not in "\"'":
         return text
     try:

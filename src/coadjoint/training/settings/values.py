@@ -58,7 +58,10 @@ AMBIGUOUS = [
 
 
 def check_range(value: S) -> S:
-    """The value itself; ValueError for integers beyond 64 bits, infinite numbers and non-text."""
+    """The value itself; ValueError for integers beyond 64 bits, and numbers that are not finite.
+
+    Also for a str with half of a surrogate pair, which cannot be written as UTF-8.
+    """
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("beyond 64 bits. Write a smaller integer.")
     if isinstance(value, float) and not math.isfinite(value):
@@ -76,10 +79,12 @@ def parse_scalar(text: str) -> Scalar:
     if text in WORDS:
         return WORDS[text]
     if INTEGER.fullmatch(text):
+        # The first digits of a longer number are beyond 64 bits already, and quick to convert.
         return check_range(int(text[:MAX_DIGITS]))
     if FLOAT.fullmatch(text):
         value = check_range(float(text))
         mantissa = re.split("[eE]", text)[0]
+        # a number other than 0 that underflowed, such as 1e-400
         if value == 0 and re.search("[1-9]", mantissa):
             raise ValueError("closer to 0 than any float. Write 0.")
         return value
@@ -90,13 +95,13 @@ def parse_scalar(text: str) -> Scalar:
 
 
 def check_key(text: str) -> None:
-    """Refuse an unquoted key that does not mean a text, by a ValueError."""
+    """Raise ValueError for an unquoted key that means a number, true or null instead of text."""
     if not isinstance(parse_scalar(text), str):
         raise ValueError("a key must be text. Write it in quotes.")
 
 
 def is_word(text: str) -> bool:
-    """Whether a text means itself without quotes."""
+    """Whether a text can be written without quotes: all readers take it for the same word."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./+-]*", text):
         return False
     try:
@@ -114,7 +119,10 @@ class Event(NamedTuple):
 
 
 def build(event: Event, events: Iterator[Event], address: Address, notes: Notes) -> Value:
-    """The value that begins with an event, and takes those it needs from `events`."""
+    """The value that begins with `event`; the events of its entries are taken from `events`.
+
+    address: where the value is. The lines of keys, and problems, go to the notes.
+    """
     if event.kind in "{[" and len(address) == MAX_DEPTH:  # bounds the recursion, too
         raise notes.failure(event.line, TOO_DEEP)
     if event.kind == "[":
@@ -124,12 +132,13 @@ def build(event: Event, events: Iterator[Event], address: Address, notes: Notes)
     try:
         if event.kind == "plain":
             return parse_scalar(event.text)
-        return check_range(event.text)
+        return check_range(event.text)  # a text in quotes means itself
     except ValueError as e:
         return _note_scalar(event, show(address), e, notes)
 
 
 def _build_list(events: Iterator[Event], address: Address, notes: Notes) -> list[Value]:
+    """The list whose "[" was just taken from the events, up to its "]"."""
     items: list[Value] = []
     while (entry := next(events)).kind != "]":
         place = notes.note_key((*address, len(items)), entry.line)
@@ -138,6 +147,7 @@ def _build_list(events: Iterator[Event], address: Address, notes: Notes) -> list
 
 
 def _build_mapping(events: Iterator[Event], address: Address, notes: Notes) -> dict[str, Value]:
+    """The mapping whose "{" was just taken from the events, up to its "}"."""
     mapping: dict[str, Value] = {}
     while (entry := next(events)).kind != "}":
         if entry.kind in "{[":
@@ -155,14 +165,21 @@ def _build_mapping(events: Iterator[Event], address: Address, notes: Notes) -> d
 
 
 def _note_scalar(event: Event, what: str, problem: ValueError, notes: Notes) -> str:
-    """Note that a key or value cannot be understood; reading goes on with its text."""
+    """Note that a key or value cannot be understood; returns its text, to go on with.
+
+    what: "a key", or the address of the value.
+    """
     without_quotes = show(event.text)[1:-1]
     notes.add(event.line, f"{what} is {without_quotes}: {problem}")
     return event.text
 
 
 def check_values(value: object, address: Address, notes: Notes) -> None:
-    """Note everything that is not plain data: objects, dates, numbers out of range, other keys."""
+    """Note everything in a value that settings cannot hold, as problems.
+
+    That is objects and dates, numbers out of range, keys that are long or no text, deep nesting.
+    address: where the value is.
+    """
     line = line_of(notes.lines, address)
     place = show(address)
     if isinstance(value, Mapping | list | tuple) and len(address) == MAX_DEPTH:
@@ -172,7 +189,7 @@ def check_values(value: object, address: Address, notes: Notes) -> None:
             if not isinstance(key, str) or len(key) > MAX_KEY:
                 text = f"key {show(key)} must be text of at most {MAX_KEY} characters."
                 notes.add(line, f"{place}: {text}")
-            check_values(key, address, notes)
+            check_values(key, address, notes)  # a key may hold half of a surrogate pair, too
             check_values(entry, (*address, str(key)), notes)
     elif isinstance(value, list | tuple):
         for i, entry in enumerate(value):

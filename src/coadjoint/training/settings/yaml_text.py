@@ -29,7 +29,7 @@ def read(text: str, notes: Notes) -> Value:
     """The values of a YAML text; lines and problems go to the notes."""
     check_pyyaml()
     events = parse_events(text, notes)
-    first = next(events, Event("plain", "", 1))
+    first = next(events, Event("plain", "", 1))  # of a text of comments alone: null
     value = build(first, events, (), notes)
     for event in events:
         raise notes.failure(event.line, "a second document starts here. Keep one in a file.")
@@ -37,7 +37,10 @@ def read(text: str, notes: Notes) -> Value:
 
 
 def parse_events(text: str, notes: Notes) -> Iterator[Event]:
-    """The parser's events. No object is constructed; anchors, aliases and tags are problems."""
+    """PyYAML's events as ours: brackets, and scalars that are plain or quoted.
+
+    No object is constructed; anchors, aliases and tags are noted as problems.
+    """
     import yaml
 
     brackets = {
@@ -58,7 +61,7 @@ def parse_events(text: str, notes: Notes) -> Iterator[Event]:
                 notes.add(line, f"tags are not allowed. Remove {show(tag)}.")
             if isinstance(event, yaml.ScalarEvent):
                 yield Event("quoted" if event.style else "plain", event.value, line)
-            elif isinstance(event, yaml.AliasEvent):
+            elif isinstance(event, yaml.AliasEvent):  # noted above; some scalar must stand here
                 yield Event("quoted", event.anchor or "", line)
             elif type(event) in brackets:
                 yield Event(brackets[type(event)], "", line)
@@ -73,7 +76,10 @@ def parse_events(text: str, notes: Notes) -> Iterator[Event]:
 
 
 def _syntax_failure(error: yaml.MarkedYAMLError, text: str, notes: Notes) -> Exception:
-    """The error for text that is not YAML, with what may be wrong."""
+    """The error for text that is not YAML, with a guess at the cause: no end, or a tab.
+
+    PyYAML may give two marks: where the problem is, and where the construct around it begins.
+    """
     mark = error.problem_mark or error.context_mark
     opened = error.context_mark or error.problem_mark
     assert mark is not None
@@ -93,6 +99,7 @@ def to_yaml(values: Mapping[str, object]) -> str:
     check_pyyaml()
     import yaml
 
+    # an infinite width, so that long texts are not broken into lines
     text: str = yaml.dump(
         values, Dumper=make_dumper(), sort_keys=False, allow_unicode=True, width=float("inf")
     )
@@ -112,15 +119,18 @@ def make_dumper() -> type[yaml.SafeDumper]:
             return True
 
     def write_text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        """In quotes, unless all readers take the text for a word."""
         style = None if is_word(value) else '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", str(value), style=style)
 
     def write_list(
         dumper: yaml.SafeDumper, value: list[object] | tuple[object, ...]
     ) -> yaml.SequenceNode:
+        """On one line: [1, 2]."""
         return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
 
     def write_mapping(dumper: yaml.SafeDumper, value: Mapping[str, object]) -> yaml.MappingNode:
+        """A line for each key, in their order; {} if it is empty."""
         pairs = list(value.items())
         return dumper.represent_mapping("tag:yaml.org,2002:map", pairs, flow_style=not value)
 
