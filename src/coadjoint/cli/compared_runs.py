@@ -114,7 +114,7 @@ def format_value(value: object) -> str:
 
 
 def cell_names() -> list[str]:
-    """Every cell that can be trained: those defined by a formula, then those by a Python step."""
+    """Every cell that can be trained: those defined by a formula, then those that are modules."""
     from ..cells.library import CELLS
     from ..cells.steps import STEPS
 

@@ -72,7 +72,7 @@ def list_cells(
 
 
 def summarise_engines(engines: Mapping[str, str | None]) -> str:
-    """The engines that run a cell, in few words: "all", "all but cpu" or "eager, cpu".
+    """The engines that run a cell, in few words: "all", "all but scan" or "autograd".
 
     engines: {engine: why it does not run the cell, or None if it does}.
     """
