@@ -133,7 +133,7 @@ class LineChart:
         return curve._replace(values=np.where(curve.values > 0, curve.values, np.nan))
 
     def _series(self, curve: Curve, colour: int, at: np.ndarray) -> list[Row]:
-        """The curve at the indices `at`, and its running median if it is long and `smooth` is set."""
+        """The curve at the indices `at`; if long and to be smoothed, also its running median."""
         faint = self.smooth and len(curve.values) > SMOOTHED
         # with 12 digits, no step is rounded
         thinned = {
