@@ -108,6 +108,7 @@ def tensorboard_logger(folder: Path) -> Logger:
     writer: SummaryWriter | None = None
 
     def log(row: dict[str, Any]) -> None:
+        """Write the numbers of a row of metrics.jsonl as KIND/KEY."""
         nonlocal writer
         if writer is None:  # only now is the first step known, after which old logs are dropped
             files.is_real_folder(folder / "tensorboard")  # refuses a link

@@ -80,6 +80,7 @@ def measure_step(size: Size, rounds: int) -> HessianFreeStep:
     iterations: list[int] = []
 
     def step() -> None:
+        """One step, from the same weights and the same last solution each time."""
         with torch.no_grad():
             for name, parameter in net.named_parameters():
                 parameter.copy_(begin[name])
@@ -97,6 +98,7 @@ def measure_step(size: Size, rounds: int) -> HessianFreeStep:
     lam_last = torch.randn(B, d)
 
     def parts() -> None:
+        """What a step cannot avoid, for as many iterations as the last step made."""
         with torch.no_grad():
             for _ in range(iterations[-1]):
                 ga = affine(weights.rows, weights.multiplied, direction, None)

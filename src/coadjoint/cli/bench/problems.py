@@ -227,6 +227,8 @@ def jax_scan(p: NetworkProblem) -> Contenders:
         return jax.device_put(tensor.cpu().numpy(), jax.devices(p.device)[0])
 
     def losses(w: JAX, u: JAX, y: JAX, shift: JAX, inside: bool) -> JAX:
+        """The cross-entropies, [B]; shift: added to the states, [T, B, n], or None."""
+
         def multiply_inputs(u: JAX) -> JAX:
             return u @ w["R"].T + w["b"]
 
