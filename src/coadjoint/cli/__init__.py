@@ -37,6 +37,7 @@ except ModuleNotFoundError as error:
         raise
 
     def _refuse() -> None:
+        """Stands for every command that has settings, where pydantic is not installed."""
         raise MissingError(
             "this command needs pydantic, which is not installed: pip install pydantic."
         )
@@ -54,6 +55,7 @@ _ORDER = (
 
 
 def _rank(command: CommandInfo) -> int:
+    """The place of a command in _ORDER; a command without a name has that of its function."""
     return _ORDER.index(command.name or str(getattr(command.callback, "__name__", "")))
 
 

@@ -76,7 +76,7 @@ def bench(
         for line in tables.explain_engines(devices, names, chosen_sizes):
             print_escaped(line)
         return
-    # BenchOptions has defaults for the rest.
+    # Only the flags that were given are passed on: BenchOptions has defaults for the rest.
     given: dict[str, object] = {"device": device or "cpu", "sizes": chosen_sizes}
     if cells is not None:
         given["cells"] = measure.parse_names(cells)
@@ -96,6 +96,7 @@ def bench(
         print_result(result)
     if json is not None and json != "-":
         files.replace(json, result.json())
+    # The figures so far are kept, but an incomplete table never replaces a section of a page.
     if result.interrupted:
         fail("interrupted.", 130)
     if write is not None:
@@ -103,9 +104,13 @@ def bench(
 
 
 def refuse_if_no_folder(json: str | None, write: Path | None) -> None:
-    """Refuse files that cannot be written, before anything is measured."""
+    """Refuse the files of --json and --write if they have no folder, before anything is measured.
+
+    None: the flag was not given; "-" for --json: print to the terminal.
+    """
     from ..errors import StorageError
 
+    # The folder of "-" is the current one, so what is not a file is never refused.
     for path in (Path(json or "-"), write or Path("-")):
         if not path.parent.is_dir():
             raise StorageError(

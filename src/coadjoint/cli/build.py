@@ -53,8 +53,8 @@ class Job:
 def build(config: Config, past: CheckpointOutline | None = None) -> Job:
     """Make the network, the task, the gradient method and the optimiser of a config.
 
-    past: the outline of the checkpoint to resume from. A config that does not match it is refused
-    before anything is built.
+    past: the outline of the checkpoint to resume from, None for a new run. A config that does not
+    match it is refused before anything is built.
     """
     config = resolve_dependent_keys(config)
     refuse_if_changed(config, past)
@@ -66,10 +66,11 @@ def build(config: Config, past: CheckpointOutline | None = None) -> Job:
     refuse_if_other_network(config, task, past)
     net = network_of(config, task, device)
     arguments = train_arguments(config, net, task)
-    first = net.move_batch(task.batch(0, 1, config.training.seed))
-    try_out(net, first, task.loss, arguments, config.training.seed)
-    notes = [*getattr(task, "notes", ())]
-    notes += memory_notes(net, len(first.u), config, arguments["gradient"])
+    # One sequence of the first step is enough to see what is refused, and how long sequences are.
+    sample = net.move_batch(task.batch(0, 1, config.training.seed))
+    try_out(net, sample, task.loss, arguments, config.training.seed)
+    notes = [*getattr(task, "notes", ())]  # the user's own data has notes on how it was read
+    notes += memory_notes(net, len(sample.u), config, arguments["gradient"])
     return Job(config, net, task, arguments, tuple(notes))
 
 
@@ -93,32 +94,33 @@ def resolve_dependent_keys(config: Config) -> Config:
     network = config.network
     gradient = config.gradient
     optimiser = config.optimiser
-    start = networks.initialiser_options(
+    initial = networks.initialiser_options(
         network.cell or "elman", network.init, network.radius, network.inner, network.std
     )
     method = gradients.defaults(gradient.method, gradient.penalty, gradient.weight)
-    name = gradients.method_name(gradient.method, gradient.penalty)
+    method_name = gradients.method_name(gradient.method, gradient.penalty)
+    # Settings of other sections with which some optimisers cannot work.
     beside = {"dropout": network.dropout, **given_values(config.training)}
     complaints = [
         *networks.list_idle_options(
-            given_values(network), start["init"], network.readout or "last"
+            given_values(network), initial["init"], network.readout or "last"
         ),
-        *gradients.list_idle_options(name, given_values(gradient)),
+        *gradients.list_idle_options(method_name, given_values(gradient)),
         *optimisers.idle_complaints(
             optimiser.name, given_values(optimiser), optimiser.schedule, optimiser.warmup
         ),
-        *optimisers.clash_complaints(optimiser.name, optimiser.direction, name, beside),
+        *optimisers.clash_complaints(optimiser.name, optimiser.direction, method_name, beside),
     ]
     with errors_name_flags():
         refuse_options(complaints)
-    return replace_values(config, network=start, gradient=method)
+    return replace_values(config, network=initial, gradient=method)
 
 
 def resolve_defaults(config: Config, task: Task, device: str) -> Config:
     """Fill in what follows from the task, the optimiser and this machine.
 
     That is the cell, the step size, the number of steps, and how often and on how many sequences
-    to validate.
+    to validate. device: the one that was chosen for --device auto.
     """
     import torch
 
@@ -138,12 +140,12 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
         refuse_if_schedule_needs_steps(config)
     resolved: KeyValues = {
         "steps": steps,
-        "epochs": None,
+        "epochs": None,  # now given by the steps
         "every": training.every or per_epoch or 100,
         "threads": torch.get_num_threads(),
         "device": device,
     }
-    if not per_epoch:
+    if not per_epoch:  # a finite task validates on all of its held-out sequences
         resolved["tests"] = training.tests or 1000
         resolved["confirm"] = training.confirm or 10_000
     lr = default_lr(config.optimiser.name, config.optimiser.lr)
@@ -151,7 +153,10 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
 
 
 def steps_per_epoch(task: Task, batch: int) -> int | None:
-    """Training steps in one pass over a finite task; None if the task is generated without end."""
+    """Training steps in one pass over a finite task; None if the task is generated without end.
+
+    batch: sequences per training step.
+    """
     from ..tasks.task import Collection
 
     if not isinstance(task, Collection):
@@ -194,12 +199,13 @@ def train_arguments(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
     """The keyword arguments of co.train, from a config whose defaults are resolved."""
     training = config.training
     arguments: KeyValues = {key: getattr(training, key) for key in SAME_NAMES}
-    if training.tests is not None:
+    if training.tests is not None:  # None for finite tasks, which use all held-out sequences
         arguments["tests"] = training.tests
         arguments["confirm"] = training.confirm
     return arguments | {
         "weight_noise": training.weight_noise or 0.0,
         "easiest": curriculum_of(config),
+        # A run shorter than the interval is validated at its end.
         "every": min(training.every or 100, training.steps or ENDLESS),
         "gradient": gradient_of(config),
         "optimiser": optimiser_of(config),
@@ -208,7 +214,10 @@ def train_arguments(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
 
 
 def try_out(net: AnyNetwork, batch: Batch, loss: LossLike, arguments: KeyValues, seed: int) -> None:
-    """Let the optimiser and the gradient method refuse the network before anything is written."""
+    """Let the optimiser and the gradient method refuse the network before anything is written.
+
+    arguments: those of co.train. A direction may refuse the gradient method as well.
+    """
     from ..optimisers.directions import DIRECTIONS
     from ..tasks.task import rng
 
@@ -221,13 +230,14 @@ def try_out(net: AnyNetwork, batch: Batch, loss: LossLike, arguments: KeyValues,
 
 
 def network_of(config: Config, task: Task | File, device: str) -> AnyNetwork:
-    """The network for a task, with its initial weights."""
+    """The network for a task or a stream, with its initial weights."""
     from .. import networks
     from ..training.model_schema import network_options
 
     with errors_name_flags():
         options = network_options(config.network, Shape.of(task), config.training.precision)
         net = networks.make(**options, seed=config.training.seed, device=device)
+    # "each" averages over the layers, which is harmless where there is one.
     if config.gradient.penalty_on not in (None, "each") and net.one_layer is not None:
         raise ConfigError(
             "--penalty-on chooses among layers, but this network has only one: give --layers, "
@@ -237,7 +247,7 @@ def network_of(config: Config, task: Task | File, device: str) -> AnyNetwork:
 
 
 def gradient_of(config: Config) -> Method:
-    """The gradient method of a config."""
+    """The gradient method of a config; a linear schedule of its weight ends at the last step."""
     from .. import gradients
 
     with errors_name_flags():
@@ -253,7 +263,10 @@ def optimiser_of(config: Config) -> Optimiser:
 
 
 def memory_notes(net: AnyNetwork, T: int, config: Config, method: Method) -> list[str]:
-    """How much memory one gradient takes, where segments are used or would help."""
+    """How much memory one gradient takes, where segments are used or would help.
+
+    T: time steps of a sequence. Only networks of one layer with a formula can be predicted.
+    """
     from ..gradients import memory
     from ..gradients.bptt import BPTT
     from ..gradients.penalised import Penalised
@@ -269,13 +282,13 @@ def memory_notes(net: AnyNetwork, T: int, config: Config, method: Method) -> lis
         if needed <= MUCH_MEMORY:
             return []
         return [f"{gradient} of memory; --segments auto would take less"]
-    memory.steady()
+    memory.steady()  # keeps freed segments from leaving holes in the heap
     unsegmented: Method = BPTT()
     if isinstance(method, Penalised):
         unsegmented = Penalised(method.penalty)
     in_one = memory.predict(layer, T, batch, unsegmented)
     notes = [f"{gradient} of memory ({format_bytes(in_one)} without segments)"]
-    # A validation keeps the states and the costates of its probes.
+    # A validation keeps the states and the costates of its probes: twice what a gradient keeps.
     probing = 2 * memory.predict(layer, T, probes, BPTT())
     if probing > needed:
         notes.append(
@@ -293,7 +306,8 @@ def format_bytes(count: float) -> str:
 def describe(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
     """The description in a model file.
 
-    It suffices to build the network again, to read data for it, and to recognise its run.
+    It suffices to build the network again, to read data for it, and to recognise its run. Settings
+    that may change when a run is resumed are left out.
     """
     settings = to_plain_dict(config)
     network = settings.pop("network", {})
@@ -310,7 +324,10 @@ def describe(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
 
 
 def set_threads(threads: int | None, hidden: int) -> None:
-    """Set torch's CPU threads; by default one for small networks, which are slower on several."""
+    """Set torch's CPU threads; by default one for small networks, which are slower on several.
+
+    A network of more than 256 units keeps torch's own choice.
+    """
     import torch
 
     if threads is not None or hidden <= 256:
@@ -335,7 +352,7 @@ def task_of(config: Config) -> Task:
     """The built-in task of a config, or the user's own data as a task."""
     name = config.task.name
     options = given_values(config.task)
-    # These belong to every task: curriculum_of.
+    # The task is made without these: its name, and what `curriculum_of` reads for any task.
     for key in ("name", "easiest", "easiest_by"):
         options.pop(key, None)
     data = given_values(config.data)
@@ -352,7 +369,10 @@ def task_of(config: Config) -> Task:
 
 
 def data_task(config: Config, options: KeyValues, data: KeyValues) -> Task:
-    """The user's own data as a task; `options` are those of built-in tasks, which are refused."""
+    """The user's own data as a task; data: the keys of [data], with the file under "train".
+
+    options: the keys of [task], which apply to built-in tasks only and are refused.
+    """
     from ..tasks.data import Data
 
     if "train" not in data:
@@ -386,7 +406,7 @@ def check_size_settings(config: Config, task: Task) -> None:
     """Refuse settings that do not apply to a task of this size, finite or endless."""
     training = config.training
     problems = []
-    if task.size is None:
+    if task.size is None:  # generated without end
         if training.epochs is not None:
             problems.append(
                 "--epochs needs a finite training set, but this task is generated without end: "
@@ -409,7 +429,7 @@ def check_size_settings(config: Config, task: Task) -> None:
 
 
 def curriculum_of(config: Config) -> Easiest | None:
-    """Which of the drawn sequences to train on; None for all."""
+    """Which of the drawn sequences to train on, the easiest at first; None for all."""
     from ..training.curriculum import Easiest
 
     task = config.task

@@ -81,13 +81,13 @@ class OnlineJob:
 
 
 def online_settings(config: Config) -> SectionValues:
-    """The settings of a config that apply to a stream, by section."""
-    found: SectionValues = {}
+    """The settings of a config that apply to a stream: {section: {key: value}}."""
+    settings: SectionValues = {}
     for name, section in to_plain_dict(config).items():
         for key, value in section.items():
             if applies_online(name, key):
-                found.setdefault(name, {})[key] = value
-    return found
+                settings.setdefault(name, {})[key] = value
+    return settings
 
 
 def applies_online(section: str, key: str) -> bool:
@@ -103,8 +103,9 @@ def build_stream_job(
 ) -> OnlineJob:
     """Make the stream, the network, the learner and the optimiser of a config.
 
-    classes: the labels, if they are given; window: the steps of the moving averages; past: the
-    outline of the checkpoint to resume from. What one of the parts refuses is refused here.
+    classes: the labels, or None to find them in the file; window: the steps of the moving averages;
+    past: the outline of the checkpoint to resume from, None for a new run. What one of the parts
+    refuses is refused here.
     """
     import torch
 
@@ -121,10 +122,11 @@ def build_stream_job(
     stream = online.read(data.pop("train"), classes=classes, dtype=dtype, **data)
     refuse_if_other_network(config, stream, past)
     net = network_of(config, stream, "cpu")
+    # The config records the threads that are used, where none were asked for.
     config = replace_values(config, training={"threads": torch.get_num_threads()})
     learner = gradient_of(config)
     optimiser = optimiser_of(config)
-    # Both may refuse the network; nothing is written yet.
+    # Made here only because either may refuse the network, while nothing is written yet.
     assert isinstance(learner, RTRL | Truncated)
     learner.stream(net)
     learning.choose_optimiser(optimiser, net, config.training.steps)
@@ -163,7 +165,10 @@ def resolve_online_defaults(config: Config) -> Config:
 def describe_online(
     config: Config, net: AnyNetwork, stream: File, classes: list[str] | None, window: int
 ) -> KeyValues:
-    """The description in a checkpoint and a model file."""
+    """The description in a checkpoint and a model file: what builds and recognises the run again.
+
+    Settings that may change when a run is resumed are left out.
+    """
     settings = online_settings(config)
     training = settings["training"]
     settings["training"] = {k: v for k, v in training.items() if k not in MAY_CHANGE}
@@ -179,7 +184,11 @@ def describe_online(
 
 
 def choose_learner(section: GradientSection) -> str:
-    """The learner of a section: truncated if k1 or k2 is given, rtrl otherwise."""
+    """The learner of a section, "truncated" or "rtrl".
+
+    By default it is truncated if k1 (steps between gradients) or k2 (steps to backpropagate) is
+    given, and rtrl otherwise.
+    """
     has_windows = section.k1 is not None or section.k2 is not None
     learner = section.method
     if learner is None:

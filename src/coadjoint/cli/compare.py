@@ -119,7 +119,7 @@ def comparison_name(what: list[str]) -> str:
 
 
 def compare_folders(what: list[str], out: Path | None, quiet: bool) -> None:
-    """Compare runs that exist already."""
+    """Compare runs that exist already; what: their folders, out: where the comparison goes."""
     from ..training.report import pages
     from . import compared_runs
 
@@ -150,13 +150,13 @@ def count_jobs(jobs: int | None) -> int:
         raise ConfigError(f"--jobs must be at least 1; got {jobs}.")
     if jobs is not None:
         return jobs
-    if hasattr(os, "sched_getaffinity"):
+    if hasattr(os, "sched_getaffinity"):  # on Linux: the cores that this process may use
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def print_comparison(found: KeyValues) -> None:
-    """Print the tables of a comparison, one per task."""
+    """Print the tables of a comparison, one per task; found: the content of compare.json."""
     from ..training.report.comparison import TERMINAL, Comparison
 
     tables = Comparison.of(found).tables(TERMINAL)

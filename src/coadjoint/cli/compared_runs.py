@@ -64,11 +64,12 @@ def parse_variants(
 
     what, example: what the text is for and how it should look, in an error.
     """
-    words = text.split()
+    words = text.split()  # a name, then key=value or key=a|b
     if not words or "=" in words[0]:
         raise ConfigError(f"{what} takes a name and settings, such as {example!r}; got {text!r}.")
     name = words[0]
     choices = [parse_alternatives(word, f"{what} {name}") for word in words[1:]]
+    # Keys with alternatives, which tell the variants apart.
     varied = {alternatives[0].key for alternatives in choices if len(alternatives) > 1}
     return [make_variant(name, chosen, varied) for chosen in itertools.product(*choices)]
 
@@ -85,16 +86,16 @@ def parse_alternatives(word: str, where: str) -> list[Setting]:
         key = "name"
     if section is None:
         raise ConfigError(f"{where}: {setting_flags.explain_unknown((key,))}")
-    found = []
-    for value in text.split("|"):
-        texts = cell_names() if (key, value) == ("cell", "all") else [value]
-        for each in texts:
-            found.append(Setting(section, key, setting_flags.parse_flag(section, key, each)))
-    return found
+    parsed = []
+    for alternative in text.split("|"):
+        values = cell_names() if (key, alternative) == ("cell", "all") else [alternative]
+        for value in values:
+            parsed.append(Setting(section, key, setting_flags.parse_flag(section, key, value)))
+    return parsed
 
 
 def make_variant(name: str, chosen: Sequence[Setting], varied: set[str]) -> Variant:
-    """A variant of these settings; its name tells the settings in `varied`."""
+    """A variant of these settings; its name is followed by those whose keys are in `varied`."""
     values: SectionValues = {}
     shown: KeyValues = {}
     for setting in chosen:
@@ -106,14 +107,14 @@ def make_variant(name: str, chosen: Sequence[Setting], varied: set[str]) -> Vari
 
 
 def format_value(value: object) -> str:
-    """A value as it is typed: a list of names without brackets."""
+    """A value as the command line has it: a list of names as a,b,c."""
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return ",".join(value)
     return str(value)
 
 
 def cell_names() -> list[str]:
-    """Every cell that can be trained, those defined by a formula first."""
+    """Every cell that can be trained: those defined by a formula, then those that are modules."""
     from ..cells.library import CELLS
     from ..cells.steps import STEPS
 
@@ -141,7 +142,7 @@ def task_title(config: schema.Config, name: str = "") -> str:
         return separator.join(map(str, value)) if isinstance(value, tuple) else str(value)
 
     given = setting_flags.given_values(config.task)
-    parts = [given.pop("name", str(config.data.train))]
+    parts = [given.pop("name", str(config.data.train))]  # own data has the name of its file
     length = given.pop("length", None)
     if length is not None:
         parts.append(f"{join(length, ' to ')} steps")
@@ -154,7 +155,7 @@ def task_title(config: schema.Config, name: str = "") -> str:
 
 
 def folder_name(name: str) -> str:
-    """A name with only letters, digits and . _ - left."""
+    """The name with "-" for everything but letters, digits and . _ -."""
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
 
 
@@ -179,7 +180,10 @@ def lay_out(
     command: str | None = None,
     tasks: Sequence[Variant] = (BASE_TASK,),
 ) -> None:
-    """Check the config of every row, task and seed, and write the folder. Nothing runs yet."""
+    """Check the config of every row, task and seed, and write the folder. Nothing runs yet.
+
+    base: the settings that all have in common. rows: the methods. command: the command line.
+    """
     from ..training import environment, json_rows
 
     refuse_if_names_clash("methods", rows, "give each its own name")
@@ -209,18 +213,22 @@ def lay_out(
         (folder / "configs").mkdir()
     for name, config in configs.items():
         settings.dump(setting_flags.to_plain_dict(config), folder / "configs" / f"{name}.yaml")
+    # The table has all rows of the first task, then those of the second, ...
     titles = [entry["task"] for entry in table[:: len(rows)]]
-    found = {
+    content = {
         "command": command,
         "tasks": {title: task.shown for title, task in zip(titles, tasks, strict=True)},
         "rows": table,
         "environment": environment.describe_environment(seeds[0], "cpu", command),
     }
-    files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))
+    files.replace(folder / "compare.json", json_rows.dumps(content, indent=1))
 
 
 def refuse_if_names_clash(what: str, variants: Sequence[Variant], advice: str) -> None:
-    """Refuse variants whose runs would have the same folder."""
+    """Refuse variants whose runs would have the same folder.
+
+    what: "methods" or "tasks"; advice: how to tell them apart, the end of the error.
+    """
     names = [folder_name(variant.name) for variant in variants]
     for variant, name in zip(variants, names, strict=True):
         if names.count(name) > 1:
@@ -232,7 +240,10 @@ def refuse_if_names_clash(what: str, variants: Sequence[Variant], advice: str) -
 def plan_row(
     base: SectionValues, task: Variant, row: Variant, seeds: Sequence[int], several_tasks: bool
 ) -> tuple[KeyValues, dict[str, schema.Config]]:
-    """A row of compare.json for a method on a task, and the configs of its runs by folder name."""
+    """A row of compare.json for a method on a task, and the configs of its runs by folder name.
+
+    base: the common settings, over which go those of the task and then those of the method (`row`).
+    """
     began = time.perf_counter()
     name = row.name
     if several_tasks and task.name:
@@ -254,7 +265,9 @@ def plan_row(
         config = setting_flags.resolve(None, merged)
         configs[run] = config
         runs.append({"seed": seed, "folder": f"runs/{run}", "status": "waiting"})
-    job = build.build(config)  # any of the configs: they differ in the seed alone
+    # The last config stands for all, as they differ in the seed alone. It is built to see whether
+    # anything refuses it; its network is not used.
+    job = build.build(config)
     budget = {key: getattr(config.training, key) for key in BUDGETS}
     entry = {
         "task": task_title(config, task.name),
@@ -284,10 +297,13 @@ def report_nothing(done: int, total: int, text: str | None) -> None:
 
 
 def run_all(folder: Path, jobs: int, report: Report = report_nothing) -> KeyValues:
-    """Run what has not ended yet, `jobs` processes at a time, and collect the results."""
-    found = read_comparison(folder)
+    """Run what has not ended yet, `jobs` processes at a time, and collect the results.
+
+    Returns the new content of compare.json. A stop signal makes every run save and end.
+    """
+    content = read_comparison(folder)
     began = time.monotonic()
-    pairs = [(row, run) for row in found["rows"] for run in row["runs"]]
+    pairs = [(row, run) for row in content["rows"] for run in row["runs"]]
     refuse_if_outside(folder, [run.get("folder") for _, run in pairs])
     files.remove_leftovers(folder)
     waiting = [pair for pair in pairs if read_status(folder / pair[1]["folder"]) not in ENDED]
@@ -303,7 +319,7 @@ def run_all(folder: Path, jobs: int, report: Report = report_nothing) -> KeyValu
                 while waiting and not signals and len(workers) < jobs:
                     row, run = waiting.pop(0)
                     workers[Worker(command_words(folder, run))] = (row, run)
-                wait_for(list(workers), 0.1)
+                wait_for(list(workers), 0.1)  # seconds: a signal is noticed as soon as that
                 for worker in [worker for worker in workers if worker.has_ended]:
                     row, run = workers.pop(worker)
                     run["error"] = worker.complaint
@@ -313,22 +329,25 @@ def run_all(folder: Path, jobs: int, report: Report = report_nothing) -> KeyValu
                 if signals:
                     for worker in workers:
                         worker.stop()
-    finally:
+    finally:  # workers are left only if this process fails itself
         for worker in workers:
             worker.close()
-    found["seconds"] = round(found.get("seconds", 0) + time.monotonic() - began, 1)
-    found["jobs"] = jobs
-    collect(folder, found)
+    content["seconds"] = round(content.get("seconds", 0) + time.monotonic() - began, 1)
+    content["jobs"] = jobs
+    collect(folder, content)
     if signals:
         raise Interrupted(
             f"{signal.Signals(signals[0]).name}: every run was saved. Resume with: coadjoint "
             f"resume {shlex.quote(str(folder))}"
         )
-    return found
+    return content
 
 
 def command_words(folder: Path, run: KeyValues) -> list[str]:
-    """The command line that starts or resumes a run."""
+    """The command line, without "coadjoint", that starts a run or resumes it if it has begun.
+
+    folder: the comparison's; run: an entry of its compare.json.
+    """
     target = folder / run["folder"]
     if (target / "config.yaml").exists():
         return ["resume", str(target), "--fallback", "--quiet"]
@@ -353,7 +372,7 @@ def refuse_if_outside(folder: Path, names: Sequence[object]) -> None:
 
 
 def collect(folder: Path, found: KeyValues) -> None:
-    """Put the outcome of every run into compare.json."""
+    """Put the outcome of every run into compare.json; found: what it holds so far."""
     from ..training import json_rows
 
     for row in found["rows"]:
@@ -363,7 +382,10 @@ def collect(folder: Path, found: KeyValues) -> None:
 
 
 def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -> KeyValues:
-    """Make a comparison of existing runs. Runs that differ in their seeds only share a row."""
+    """Make a comparison of existing runs, and return the content of its compare.json.
+
+    Runs whose settings are the same but for the seed, the threads and the device share a row.
+    """
     from ..training import environment, json_rows
 
     refuse_if_occupied(folder)
@@ -387,7 +409,7 @@ def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -
         seed = values["training"].pop("seed", 0)
         for key in ("threads", "device"):
             values["training"].pop(key, None)
-        new = {
+        new_row = {
             "task": task,
             "metric": metric,
             "goal": result["goal"],
@@ -395,25 +417,25 @@ def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -
             "values": values,
             "runs": [],
         }
-        row = rows.setdefault(json.dumps(values), new)
+        row = rows.setdefault(json.dumps(values), new_row)
         run = {"seed": seed, "folder": path.resolve().name}
         record_outcome(path, run, metric)
         row["runs"].append(run)
     for task in metrics:
         keep_differing_settings([row for row in rows.values() if row["task"] == task])
-    found = {
+    content = {
         "command": command,
         "rows": list(rows.values()),
         "environment": environment.describe_environment(0, "cpu", command),
     }
     with files.storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))
-    return found
+    files.replace(folder / "compare.json", json_rows.dumps(content, indent=1))
+    return content
 
 
 def keep_differing_settings(rows: Sequence[KeyValues]) -> None:
-    """Replace the values of rows by their "settings": the keys in which the rows differ."""
+    """Replace the "values" of rows, by section, by "settings": the keys in which rows differ."""
     flat: list[KeyValues] = []
     for row in rows:
         keys: KeyValues = {}

@@ -97,28 +97,36 @@ def diagnose(
     if len(subjects) > 1 and names is None:
         # A landscape is a picture of one network.
         names = [n for n in examination.DIAGNOSTICS if n != "landscape"]
-    each = {}
+    examinations = {}
     for label, subject in subjects.items():
         seed = subject.config.training.seed
         evaluation = examination.evaluate(subject.network, subject.task, samples, seed)
-        each[label] = examination.examine(evaluation, names)
-    found = examination.Compared(each) if len(each) > 1 else next(iter(each.values()))
-    number = len(evaluation.losses)
+        examinations[label] = examination.examine(evaluation, names)
+    if len(examinations) > 1:
+        findings: examination.Compared | examination.Examination
+        findings = examination.Compared(examinations)
+    else:
+        findings = next(iter(examinations.values()))
+    number = len(evaluation.losses)  # the same for every subject; a finite set may hold fewer
     count = f"{number:,} held-out sequence{'' if number == 1 else 's'}"
     about = describe_subjects(subjects, count)
-    diagnoses.save(folder, found, about)
+    diagnoses.save(folder, findings, about)
+    # In a run folder, diagnostics are a section of the run's page; elsewhere they have their own.
     page = pages.write(folder if out or run is None else run)
     if not quiet:
         print_escaped(f"{subject.network.extra_repr()}\n{about['weights']}; {count}\n")
-        print_findings(found)
+        print_findings(findings)
         print_escaped(f"\nfolder: {folder}\nreport: {page}")
 
 
 def untrained_networks(
     what: str | None, radius: str | None, config: Path | None, flags: SectionValues
 ) -> dict[str, Subject]:
-    """The initial network of a config, or one for each spectral radius "a,b,c"."""
-    found = {}
+    """The initial network of a config, or one for each spectral radius "a,b,c".
+
+    what: the name of a built-in task, if any. Keys: "radius a", ...; "radius " where none is given.
+    """
+    subjects = {}
     values = radius.split(",") if radius else [""]
     for value in values:
         network = dict(flags.get("network", {}))
@@ -126,12 +134,12 @@ def untrained_networks(
             network["radius"] = setting_flags.parse_flag("network", "radius", value.strip())
         job = build.build(config_from_command(what, config, flags | {"network": network}))
         weights = "weights before training"
-        found[f"radius {value}"] = Subject(job.network, job.task, job.config, weights)
-    return found
+        subjects[f"radius {value}"] = Subject(job.network, job.task, job.config, weights)
+    return subjects
 
 
 def default_folder(run: Path | None, config: Config) -> Path:
-    """The folder for diagnostics of a run, or else of an untrained network."""
+    """RUN/diagnostics, or runs/diagnose-TASK-1 (-2, ...) for an untrained network: run is None."""
     from ..training import files
 
     if run is None:
@@ -151,7 +159,8 @@ def refuse_if_other_files(folder: Path) -> None:
 
 
 def describe_subjects(subjects: dict[str, Subject], count: str) -> KeyValues:
-    """What the report says about the networks and the data."""
+    """What the report says about the networks and the data; count: the sequences, in words."""
+    # Several subjects differ in their spectral radius alone: the rest is that of any of them.
     *_, last = subjects.values()
     settings = setting_flags.to_plain_dict(last.config)
     weights = last.weights
@@ -174,13 +183,17 @@ def print_findings(found: Examination | Compared) -> None:
     print_table(*found.table())
     by_reason: dict[str, list[str]] = {}
     for name, why in found.declined.items():
-        by_reason.setdefault(why.partition(": ")[2], []).append(name)
+        reason = why.partition(": ")[2]  # without the diagnostic's name in front
+        by_reason.setdefault(reason, []).append(name)
     for why, names in by_reason.items():
         print_escaped(f"not {', '.join(names)}: {why}")
 
 
 def load_run_network(run: Path) -> Subject:
-    """The network of a run with the weights of its model, or else of its last checkpoint."""
+    """The network of a run with the weights of its model, or else of its last checkpoint.
+
+    A run has a model once it has ended.
+    """
     from ..errors import StorageError
     from ..training import restore, storage
     from ..training.predict import load_model

@@ -33,27 +33,30 @@ def flag(section: str, key: str) -> str:
 
 
 def alternatives(annotation: object) -> list[object]:
-    """The members of a union without None: `int | tuple[int, int] | None` has two."""
+    """The members of a union without None: `int | tuple[int, int] | None` has two.
+
+    An annotation that is no union is its own and only alternative.
+    """
     if get_origin(annotation) in (None, Annotated, Literal, tuple, list):
         return [annotation]
     return [member for member in get_args(annotation) if member is not NoneType]
 
 
 def find_key_types() -> dict[tuple[str, str], list[object]]:
-    """{(section, key): the types it may have}."""
-    found = {}
+    """{(section, key): the types that its value may have}, from the annotations of the schema."""
+    key_types = {}
     for name, section in SECTIONS.items():
         hints = get_type_hints(section, include_extras=True)
         for key in section.model_fields:
-            found[name, key] = alternatives(hints[key])
-    return found
+            key_types[name, key] = alternatives(hints[key])
+    return key_types
 
 
 KEY_TYPES = find_key_types()
 
 
 def choices(types: Sequence[object]) -> list[object]:
-    """The values to choose from, where the type of a key lists them."""
+    """The values of all Literals among the types of a key; [] if it has none."""
     return [value for t in types if get_origin(t) is Literal for value in get_args(t)]
 
 
@@ -69,7 +72,10 @@ def describe_types(types: Sequence[object]) -> str:
 
 
 def describe_type(t: object, others: Sequence[object]) -> str:
-    """One type in words; `others` are the alternatives that are described beside it."""
+    """One type in words; `others`: all types of its key, which are described beside it.
+
+    t is a Literal, a tuple of two or three, a bounded number (Annotated), a list, str or bool.
+    """
     origin = get_origin(t)
     parts = get_args(t)
     if origin is Literal:
@@ -78,10 +84,10 @@ def describe_type(t: object, others: Sequence[object]) -> str:
         count = "two" if len(parts) == 2 else "three"
         if len(set(parts)) > 1:
             return f"{count} values, {' and '.join(describe_types([part]) for part in parts)}"
-        if parts[0] in others:
+        if parts[0] in others:  # "a whole number from 1 to 9 or two of them"
             return f"{count} of them"
         return f"{count} values, each {describe_types([parts[0]])}"
-    if origin is Annotated:
+    if origin is Annotated:  # parts: int or float, and the Field that bounds it
         noun = "a whole number" if parts[0] is int else "a number"
         return f"{noun} {describe_bounds(parts[1].metadata)}".rstrip()
     if origin is list:
@@ -90,7 +96,10 @@ def describe_type(t: object, others: Sequence[object]) -> str:
 
 
 def describe_bounds(metadata: Sequence[object]) -> str:
-    """[Ge(1), Lt(10)] -> "from 1 to 9"; "" without bounds."""
+    """[Ge(1), Lt(10)] -> "from 1 to 9"; "" without bounds.
+
+    A bounded number without "gt" has "ge", and only whole numbers have "lt".
+    """
     limits: dict[str, float] = {}
     for bound in metadata:
         for name in ("ge", "gt", "le", "lt"):
@@ -118,12 +127,13 @@ def parse_flag(section: str, key: str, text: str) -> object:
     from ..training.settings import parse_scalar
 
     types = KEY_TYPES[section, key]
-    if str in types:
+    if str in types:  # free text, or also a list of it: a,b,c
         if len(types) > 1 and "," in text:
             return [part.strip() for part in text.split(",") if part.strip()]
         return text
     words = [value for value in choices(types) if isinstance(value, str)]
-    if text in words or (words and len(types) == 1):
+    takes_words_only = bool(words) and len(types) == 1
+    if text in words or takes_words_only:
         return text
     parts: list[object] = []
     try:
@@ -137,7 +147,10 @@ def parse_flag(section: str, key: str, text: str) -> object:
 def resolve(
     file: Settings | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Config:
-    """The checked config of a file's settings, with flags taking precedence."""
+    """The checked config of a file's settings and of flags, {section: {key: value}}.
+
+    Flags take precedence. Invalid keys raise one error, with a line for each.
+    """
     values: KeyValues = {}  # a file may hold a value where a section should be
     if file is not None:
         for name, section in file.values.items():
@@ -153,34 +166,41 @@ def resolve(
         sections = {name: lists_to_tuples(name, section) for name, section in values.items()}
         return Config.model_validate(sections)
     except ValidationError as error:
-        found = [explain_invalid(e["loc"], values, file, flagged) for e in error.errors()]
-    lines = list(dict.fromkeys(found))
+        complaints = [explain_invalid(e["loc"], values, file, flagged) for e in error.errors()]
+    # pydantic reports a key once for each type that it might have: one line is enough
+    lines = list(dict.fromkeys(complaints))
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"... and {len(lines) - MOST_LINES} more."]
     raise ConfigError("\n".join(lines))
 
 
 def refuse_if_not_utf8(where: str, value: object) -> None:
-    """Refuse text that a run folder cannot hold: names of files need not be UTF-8."""
+    """Refuse text that a run folder cannot hold: names of files need not be UTF-8.
+
+    where: the flag that the text came from. Python keeps bytes it cannot decode as surrogates.
+    """
     for part in value if isinstance(value, list | tuple) else (value,):
         if isinstance(part, str) and not part.isascii() and SURROGATE.search(part):
-            name = repr(os.fsencode(part))[1:]
+            name = repr(os.fsencode(part))[1:]  # b'...' without its b
             raise ConfigError(
                 f"{where}: {name} is not valid UTF-8, so a run folder cannot store it. Rename it."
             )
 
 
 def lists_to_tuples(name: str, section: object) -> object:
-    """A section with tuples where its keys take tuples: files and flags have only lists."""
+    """Section `name` with tuples where its keys take tuples: files and flags have only lists.
+
+    A section that is no mapping is returned as it is, for the check of the config to refuse.
+    """
     if not isinstance(section, dict):
         return section
-    found = {}
+    converted = {}
     for key, value in section.items():
         origins = map(get_origin, KEY_TYPES.get((name, key), ()))
         if tuple in origins and isinstance(value, list):
             value = tuple(value)
-        found[key] = value
-    return found
+        converted[key] = value
+    return converted
 
 
 def explain_invalid(
@@ -189,8 +209,12 @@ def explain_invalid(
     file: Settings | None,
     flagged: set[tuple[str, str]],
 ) -> str:
-    """One line about an invalid key: where it is, what was expected, what was found."""
-    name, *rest = (str(part) for part in loc[:2])
+    """One line about an invalid key: where it is, what was expected, what was found.
+
+    loc: its place in the config, (section,) or (section, key, ...), as pydantic says it. values:
+    the config that was checked. flagged: the (section, key) that flags have set.
+    """
+    name, *rest = (str(part) for part in loc[:2])  # rest: [key], or [] for a section as a whole
     address = (name, *rest)
     value = values[name]
     if rest:
@@ -199,7 +223,7 @@ def explain_invalid(
     where = ".".join(printable)
     if file is not None:
         where = f"{file.where(address)}: {where}"
-    if rest and (name, rest[0]) in flagged:
+    if rest and (name, rest[0]) in flagged:  # a flag wins over the file, so the fault is its own
         where = flag(name, rest[0])
     if name not in SECTIONS or (rest and (name, rest[0]) not in KEY_TYPES):
         return f"{where}: {explain_unknown(printable)}"
@@ -212,7 +236,10 @@ def explain_invalid(
 
 
 def suggest_value(types: Sequence[object], value: object) -> str:
-    """A sentence that says what an invalid value may have been meant for; "" if unknown."""
+    """A sentence that says what an invalid value may have been meant for; "" if unknown.
+
+    types: those that its key may have.
+    """
     if str in types and isinstance(value, bool | int | float):
         return " Write it in quotes."
     if not isinstance(value, str):
@@ -228,7 +255,7 @@ def show_value(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= 60 else f"{text[:57]}..."  # 57 and three dots
 
 
 def explain_unknown(address: tuple[str, ...]) -> str:
@@ -239,6 +266,9 @@ def explain_unknown(address: tuple[str, ...]) -> str:
         instead = "" if is_section else f", not [{address[0]}]"
         return f"'{key}' belongs in section [{SECTION_OF[key]}]{instead}."
     known = list(SECTIONS) if is_section else list(SECTIONS[address[0]].model_fields)
+    # The numbers are similarities, 1 for equal names: the further a name is from this section,
+    # the more alike it must be. First what other libraries call a key, then the keys of this
+    # section, then those of all sections.
     elsewhere = nearest_name(key, NAMES_ELSEWHERE, 0.8)
     if elsewhere:
         near: str | None = NAMES_ELSEWHERE[elsewhere]
@@ -250,23 +280,23 @@ def explain_unknown(address: tuple[str, ...]) -> str:
 
 
 def given_values(section: Section) -> KeyValues:
-    """The keys of a section that have a value."""
+    """The keys of a section whose value is not None, with their values."""
     return {key: value for key, value in section if value is not None}
 
 
 def to_plain_dict(config: Config) -> SectionValues:
     """The config as a file holds it: by section, the keys that have a value, tuples as lists."""
-    found: SectionValues = {}
+    sections: SectionValues = {}
     for name in SECTIONS:
         for key, value in given_values(getattr(config, name)).items():
             if isinstance(value, tuple):
                 value = list(value)
-            found.setdefault(name, {})[key] = value
-    return found
+            sections.setdefault(name, {})[key] = value
+    return sections
 
 
 def help_panel(key: FieldInfo) -> str | None:
-    """The panel that lists a key in the help, if it is not the panel of its section."""
+    """The title of the group of flags that lists a key in the help; None for its section's."""
     extra = key.json_schema_extra
     if not isinstance(extra, dict) or "panel" not in extra:
         return None
@@ -281,41 +311,45 @@ def with_setting_flags(
     """Give a command one flag per key of the config, or per key in `only`.
 
     The command receives the values as `flags`, {section: {key: value}}. The help of a flag is the
-    description of its key, or its text in `texts`.
+    description of its key, or its text in `texts`, {(section, key): text}.
     """
     signature = inspect.signature(function)
-    own = [p for p in signature.parameters.values() if p.name != "flags"]
+    own_parameters = [p for p in signature.parameters.values() if p.name != "flags"]
     # The flags that the command declares itself, such as --seeds: no key of the config gets them.
-    taken = {word for p in own for word in getattr(p.default, "param_decls", None) or ()}
-    extra: list[inspect.Parameter] = []
+    own_flags: set[str] = set()
+    for parameter in own_parameters:
+        own_flags.update(getattr(parameter.default, "param_decls", None) or ())
+    setting_parameters: list[inspect.Parameter] = []
     keys: dict[str, tuple[str, str]] = {}
     for section, model in SECTIONS.items():
         for key, field in model.model_fields.items():
             left_out = only is not None and key not in only.get(section, ())
             # The task is an argument of the commands, not a flag.
-            if left_out or (section, key) == ("task", "name") or flag(section, key) in taken:
+            if left_out or (section, key) == ("task", "name") or flag(section, key) in own_flags:
                 continue
             name = f"{section}__{key}"
             text = (texts or {}).get((section, key))
-            extra.append(flag_parameter(name, section, key, field, text))
+            setting_parameters.append(flag_parameter(name, section, key, field, text))
             keys[name] = (section, key)
 
-    def command(**given: Any) -> None:
+    def command(**arguments: Any) -> None:
         flags: SectionValues = {}
         for name, (section, key) in keys.items():
-            value = given.pop(name)
-            if value is None:
+            value = arguments.pop(name)
+            if value is None:  # the flag was not given
                 continue
             if not isinstance(value, bool):
                 value = parse_flag(section, key, value)
             flags.setdefault(section, {})[key] = value
-        function(flags=flags, **given)
+        function(flags=flags, **arguments)  # what is left are the function's own parameters
 
-    # typer reads the signature and the annotations.
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *extra]]
+    # typer reads the signature and the annotations to learn which arguments the command takes.
+    parameters = []
+    for parameter in [*own_parameters, *setting_parameters]:
+        parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     annotations = inspect.get_annotations(function, eval_str=True)
-    annotations |= {p.name: p.annotation for p in extra}
+    annotations |= {p.name: p.annotation for p in setting_parameters}
     command.__annotations__ = annotations
     command.__name__ = function.__name__
     command.__doc__ = function.__doc__
@@ -335,7 +369,7 @@ def flag_parameter(
     is_text = str in types or any(isinstance(value, str) for value in values)
     words = flag(section, key)
     metavar = ""
-    if is_bool:
+    if is_bool:  # typer's way to write a pair of flags: --ragged/--no-ragged
         words = f"{words}/--no-{words.removeprefix('--')}"
     else:
         metavar = "TEXT" if is_text else "NUMBER"
@@ -352,9 +386,12 @@ def flag_parameter(
 
 
 def describe_key(field: FieldInfo, values: Sequence[object], is_bool: bool) -> str:
-    """The help of a key: its description, its choices and its default."""
+    """The help of a key: its description, its choices (`values`) and its default.
+
+    The default of a bool is not shown.
+    """
     notes = []
-    if len(values) > 1:
+    if len(values) > 1:  # a single word beside numbers, such as auto, is in the description
         notes.append(join_or(values))
     if field.default is not None and not is_bool:
         notes.append(f"default {field.default}")
@@ -379,7 +416,7 @@ def config_from_command(
 
 
 def read_run_config(folder: Path) -> Config:
-    """The config a run was started with."""
+    """The config that a run was started with, from its config.yaml."""
     from ..training import files, settings
 
     path = folder / "config.yaml"

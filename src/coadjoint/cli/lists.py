@@ -19,13 +19,16 @@ def tasks() -> None:
 
     rows = []
     for name, entry in TASKS.items():
-        given = [format_option(key, default) for key, default in options(name).items()]
-        rows.append([name, entry.about, ", ".join(given)])
+        texts = [format_option(key, default) for key, default in options(name).items()]
+        rows.append([name, entry.about, ", ".join(texts)])
     print_table(["task", "what to predict", "options"], rows)
 
 
 def format_option(key: str, default: object) -> str:
-    """An option with its default: length=100; LENGTH if it has none and must be given."""
+    """An option with its default: length=100; LENGTH if it has none (...) and must be given.
+
+    An option whose default is None, which means "not set", is its name alone.
+    """
     if default is ...:
         return key.upper()
     return key if default is None else f"{key}={default}"
@@ -69,7 +72,10 @@ def list_cells(
 
 
 def summarise_engines(engines: Mapping[str, str | None]) -> str:
-    """The engines that run a cell; `engines` has the reason why one does not, or None."""
+    """The engines that run a cell, in few words: "all", "all but scan" or "autograd".
+
+    engines: {engine: why it does not run the cell, or None if it does}.
+    """
     refusing = [engine for engine, why in engines.items() if why]
     if not refusing:
         return "all"
@@ -79,7 +85,10 @@ def summarise_engines(engines: Mapping[str, str | None]) -> str:
 
 
 def print_cell(name: str, hidden: int, inputs: int) -> None:
-    """Print everything about a cell, part by part."""
+    """Print everything about a cell, part by part.
+
+    hidden, inputs: the numbers of units and of inputs, for the shapes of the parameters.
+    """
     from .. import networks
 
     about = networks.about(name, hidden, inputs)
@@ -102,19 +111,25 @@ def print_cell(name: str, hidden: int, inputs: int) -> None:
 
 
 def engine_lines(engines: Mapping[str, str | None]) -> list[str]:
-    """The engines that run a cell on one line, then a line for each reason why others do not."""
-    by_reason: dict[str | None, list[str]] = {None: []}
+    """The engines that run a cell on one line, then a line for each reason why others do not.
+
+    engines: {engine: why it does not run the cell, or None if it does}.
+    """
+    by_reason: dict[str | None, list[str]] = {None: []}  # None: the engines that run it
     for engine, why in engines.items():
         by_reason.setdefault(why, []).append(engine)
     lines = [", ".join(by_reason.pop(None))]
     for why, names in by_reason.items():
-        reason = str(why).partition(". Use")[0]
+        reason = str(why).partition(". Use")[0]  # without its advice, "Use engine ..."
         lines.append(f"not {', '.join(names)}, which {reason}")
     return lines
 
 
 def align_values(table: Mapping[str, object]) -> list[str]:
-    """A line per entry, with the values aligned."""
+    """A line per entry, with the values aligned.
+
+    None is the default of sizes alone, which are then the number of units.
+    """
     width = max(map(len, table), default=0)
     words = {"None": "same as --hidden", "True": "yes", "False": "no"}
     return [f"{key.ljust(width)}  {words.get(str(value), value)}" for key, value in table.items()]

@@ -79,8 +79,8 @@ def online(
     place = out or next_free_folder(job.stream.name)
 
     def write_settings(folder: Path) -> None:
-        own = {"classes": labels, "window": window}
-        files.replace(folder / "online.json", json_rows.dumps(own, indent=1))
+        not_in_config = {"classes": labels, "window": window}
+        files.replace(folder / "online.json", json_rows.dumps(not_in_config, indent=1))
         settings.dump(job.settings, folder / "config.yaml")
 
     folder = RunFolder(place, write_settings)
@@ -101,7 +101,11 @@ def run_stream(
     resume: bool = False,
     fallback: bool = False,
 ) -> None:
-    """Learn from a stream to its end, print the outcome, write the report."""
+    """Learn from a stream to its end, print the outcome, write the report.
+
+    resume: continue from the last checkpoint; fallback: from the one before if it is damaged.
+    A run that fails or is interrupted has a report as well.
+    """
     from ..errors import DataError, NumericalError
     from ..training import online, signals
     from ..training.report import pages
@@ -124,20 +128,23 @@ def run_stream(
     page = pages.write(folder)
     if quiet:
         return
-    last = min(result.step, job.arguments["window"])
+    averaged = min(result.step, job.arguments["window"])
     print_escaped(f"all steps: {format_figures(result.so_far)}")
-    print_escaped(f"last {last} steps: {format_figures(result.recent)}")
+    print_escaped(f"last {averaged} steps: {format_figures(result.recent)}")
     how = "the stream ended" if result.status == "ended" else "finished"
     print(f"{how} at step {result.step}, {result.updates} updates, {result.seconds:.0f} s")
     print_escaped(f"run:    {folder}\nreport: {page}")
 
 
 def resume_stream(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None:
-    """Resume a run of `coadjoint online`."""
+    """Resume a run of `coadjoint online`; steps: a new number of steps in total, or None.
+
+    fallback: use the previous checkpoint if the last one is damaged.
+    """
     from ..training import schemas, settings, storage
     from ..training.run_folder import RunFolder
 
-    own = schemas.read(run / "online.json", schemas.OnlineSettings)
+    not_in_config = schemas.read(run / "online.json", schemas.OnlineSettings)
     config = read_run_config(run)
     if steps is not None:
         config = replace_values(config, training={"steps": steps})
@@ -148,7 +155,8 @@ def resume_stream(run: Path, steps: int | None, fallback: bool, quiet: bool) -> 
             print_escaped(f"{run} has already ended ({ended}). {more}")
         return
     outline = storage.read_outline(run)
-    job = build_online.build_stream_job(config, own["classes"], own["window"], outline)
+    classes = not_in_config["classes"]
+    job = build_online.build_stream_job(config, classes, not_in_config["window"], outline)
 
     def write_settings(folder: Path) -> None:
         settings.dump(job.settings, folder / "config.yaml")

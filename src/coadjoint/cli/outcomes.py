@@ -11,7 +11,7 @@ from .flags import KeyValues
 
 
 def read_result(run: Path) -> KeyValues | None:
-    """The result of a run; None if it has none yet."""
+    """The content of a run's result.json, checked; None if there is none yet."""
     path = run / "result.json"
     if not os.path.lexists(path):
         return None
@@ -28,8 +28,11 @@ def read_status(run: Path) -> str | None:
 
 
 def record_outcome(run: Path, entry: KeyValues, metric: str) -> None:
-    """Put the outcome of a run, with its value of the metric, into its entry of compare.json."""
-    entry.setdefault("error", None)
+    """Put the outcome of a run, with its value of the metric, into its entry of compare.json.
+
+    run: the folder of the run. What the entry said of an earlier outcome is replaced.
+    """
+    entry.setdefault("error", None)  # or what the process of the run wrote to stderr
     entry.update(status="waiting", success=False, steps=None, seconds=None, work=None, metric=None)
     try:
         result = read_result(run)
@@ -42,22 +45,27 @@ def record_outcome(run: Path, entry: KeyValues, metric: str) -> None:
     success = bool(result["success"])
     prefix = "success_" if success else ""
     metrics = result.get("metrics", {})
-    value = metrics.get("test", metrics.get("valid", {})).get(metric)
+    final = metrics.get("test", metrics.get("valid", {}))  # a task may lack either split
+    value = final.get(metric)
     entry["status"] = result["status"]
     entry["success"] = success
     entry["steps"] = result[f"{prefix}step"]
     entry["seconds"] = round(result[f"{prefix}seconds"], 1)
     entry["work"] = result.get(f"{prefix}work")
-    # JSON has "NaN" here if the states left their range.
+    # result.json has the text "NaN" for a metric that is not finite.
     entry["metric"] = value if isinstance(value, int | float) else None
     entry["error"] = result.get("reason") or entry["error"]
 
 
 def describe_end(entry: KeyValues) -> str:
-    """One line about a run that has ended: "plain-seed-0: success at step 1,200 (33 s)"."""
+    """One line about a run that has ended: "plain-seed-0: success at step 1,200 (33 s)".
+
+    entry: that of the run in compare.json.
+    """
     how = str(entry["status"])
     if entry["error"]:
         how += f": {entry['error']}"
     elif entry["steps"] is not None:
         how += f" at step {entry['steps']:,} ({entry['seconds']:.0f} s)"
-    return f"{Path(entry['folder']).name}: {' '.join(how.split())}"
+    on_one_line = " ".join(how.split())  # an error may have several
+    return f"{Path(entry['folder']).name}: {on_one_line}"

@@ -21,7 +21,8 @@ MAY_CHANGE = ("steps", "patience", "checkpoint", "keep", "threads", "tensorboard
 def refuse_if_changed(config: Config, past: CheckpointOutline | None) -> None:
     """Refuse a config that differs from the description in the checkpoint of the run.
 
-    Resuming compares all of the description, but only once the config has been acted on.
+    past: the outline of that checkpoint, or None without one. Only keys that both have are
+    compared. Resuming compares all of the description, but only once the network is built.
     """
     if past is None:
         return
@@ -41,6 +42,7 @@ def refuse_if_changed(config: Config, past: CheckpointOutline | None) -> None:
 
 def described_section(description: object, name: str) -> KeyValues:
     """A section of the description in a checkpoint; {} where the file holds something else."""
+    # The network is described by itself, because a model file needs it to be built again.
     path = [name] if name == "network" else ["settings", name]
     for part in path:
         if not isinstance(description, dict):
@@ -52,7 +54,10 @@ def described_section(description: object, name: str) -> KeyValues:
 def refuse_if_other_network(
     config: Config, task: Task | File, past: CheckpointOutline | None
 ) -> None:
-    """Refuse a config whose network is not the checkpoint's, before memory is taken for it."""
+    """Refuse a config whose network is not the checkpoint's, before memory is taken for it.
+
+    The names, shapes and types of the tensors are compared. past: None without a checkpoint.
+    """
     from ..training.model_schema import outline_network
     from ..training.restore import compare_tensors
 

@@ -44,6 +44,7 @@ READING_COMMANDS = ("resume", "replay", "predict", "report")  # their sizes come
 
 
 def _print_version(value: bool) -> None:
+    """Print the version and end, if --version was given; typer calls this for every command."""
     if value:
         print(f"coadjoint {__version__}")
         raise typer.Exit
@@ -56,15 +57,16 @@ def _root(
     ),
     debug: bool = typer.Option(False, "--debug", help="show the full traceback of an error"),
 ) -> None:
+    """The flags of the program itself, before any command."""
     if debug:
-        os.environ["COADJOINT_DEBUG"] = "1"
+        os.environ["COADJOINT_DEBUG"] = "1"  # read by `main`, which has no arguments
 
 
 def with_examples(*lines: str) -> Callable[[Command], Command]:
     """Add example command lines to the help of a command."""
 
     def decorate(function: Command) -> Command:
-        # \b keeps typer from joining the lines of a paragraph.
+        # typer's help is the docstring; a line \b keeps it from joining the lines that follow.
         text = inspect.cleandoc(function.__doc__ or "")
         function.__doc__ = "\n".join([text, "", "\b", *lines])
         return function
@@ -87,7 +89,10 @@ def command_line() -> str:
 
 
 def final_status(run: Path, steps: int) -> str | None:
-    """How a run ended, if it is complete and has no step left up to `steps`; None otherwise."""
+    """How a run ended, if it is complete and has no step left up to `steps`; None otherwise.
+
+    A run that succeeded or stopped early has no step left, however many were asked for.
+    """
     from ..training import schemas
 
     path = run / "result.json"
@@ -110,7 +115,7 @@ def print_escaped(text: object) -> None:
 
 
 def format_figures(values: Mapping[str, float], digits: int = 6) -> str:
-    """Named numbers on one line: "loss 0.693147  accuracy 0.5"."""
+    """Named numbers on one line, with significant digits: "loss 0.693147  accuracy 0.5"."""
     return "  ".join(f"{name} {value:.{digits}g}" for name, value in values.items())
 
 
@@ -121,12 +126,13 @@ def print_table(heads: list[str], rows: list[list[str]]) -> None:
     """
     widths = [max(len(escape_controls(r[i])) for r in [heads, *rows]) for i in range(len(heads))]
     if sys.stdout.isatty():
-        room = shutil.get_terminal_size().columns - 2 * (len(heads) - 1)
+        gaps = 2 * (len(heads) - 1)  # two spaces between columns
+        room = shutil.get_terminal_size().columns - gaps
         while sum(widths) > room and max(widths) > NARROWEST_COLUMN:
             widths[widths.index(max(widths))] -= 1
     rule = ["-" * width for width in widths]
     for row in [heads, rule, *rows]:
-        folded = []
+        folded = []  # for each cell, its lines
         for cell, width in zip(row, widths, strict=True):
             folded.append(textwrap.wrap(escape_controls(cell), width) or [""])
         for line in itertools.zip_longest(*folded, fillvalue=""):
@@ -148,11 +154,11 @@ def main() -> None:
             raise
         fail(str(error), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        fail("interrupted.", 130)
+        fail("interrupted.", 130)  # as if ended by SIGINT: 128 + 2
     except BrokenPipeError:
         # Python writes to stdout once more as it ends; that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        sys.exit(141)  # as if ended by SIGPIPE: 128 + 13
     except Exception as error:
         if os.environ.get("COADJOINT_DEBUG"):
             raise

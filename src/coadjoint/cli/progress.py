@@ -24,6 +24,7 @@ class ProgressReporter:
         self.task: TaskID
 
     def __enter__(self) -> Callable[[float, int, str | None], None]:
+        """Show the bar, if there is a terminal to show it on; returns `report`."""
         if self.to.isatty() and not self.quiet:
             from rich.console import Console
             from rich.progress import Progress
@@ -34,7 +35,10 @@ class ProgressReporter:
         return self.report
 
     def report(self, done: float, total: int, text: str | None) -> None:
-        """Report that `done` of `total` items are finished; text: what to print, if anything."""
+        """Report that `done` of `total` items are finished; text: what to print, if anything.
+
+        done may be a fraction: 2.5 is half of the third item.
+        """
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
             if text:
@@ -44,5 +48,6 @@ class ProgressReporter:
             print(escape_controls(f"{done:g} of {total}: {text}"), flush=True, file=self.to)
 
     def __exit__(self, *_: object) -> None:
+        """Leave the bar as it is and give the terminal back."""
         if self.bar is not None:
             self.bar.stop()

@@ -316,21 +316,21 @@ class Config(Section):
 
 
 def find_sections() -> dict[str, type[Section]]:
-    """{section: its schema}."""
-    found = {}
+    """{name of a section: its class}."""
+    sections = {}
     for name, field in Config.model_fields.items():
-        found[name] = cast(type[Section], field.annotation)
-    return found
+        sections[name] = cast(type[Section], field.annotation)
+    return sections
 
 
 def sections_by_key() -> dict[str, str]:
-    """{key: its section}. "name" is left out: [task] and [optimiser] both have it."""
-    found = {}
+    """{key: name of its section}. "name" is left out: [task] and [optimiser] both have it."""
+    section_of = {}
     for name, section in SECTIONS.items():
         for key in section.model_fields:
             if key != "name":
-                found[key] = name
-    return found
+                section_of[key] = name
+    return section_of
 
 
 SECTIONS = find_sections()

@@ -40,7 +40,11 @@ Logger = Callable[[dict[str, Any]], None]  # takes a row of metrics.jsonl
 def run_training(
     job: build.Job, run: RunFolder, quiet: bool, resume: bool = False, fallback: bool = False
 ) -> None:
-    """Train, print the outcome, write the report."""
+    """Train, print the outcome, write the report.
+
+    resume: continue from the last checkpoint; fallback: from the one before if it is damaged.
+    A run that fails or is interrupted has a report as well.
+    """
     from ..errors import NumericalError
     from ..training import loop, signals
     from ..training.report import pages
@@ -104,11 +108,12 @@ def tensorboard_logger(folder: Path) -> Logger:
     writer: SummaryWriter | None = None
 
     def log(row: dict[str, Any]) -> None:
+        """Write the numbers of a row of metrics.jsonl as KIND/KEY."""
         nonlocal writer
-        if writer is None:
+        if writer is None:  # only now is the first step known, after which old logs are dropped
             files.is_real_folder(folder / "tensorboard")  # refuses a link
             writer = SummaryWriter(str(folder / "tensorboard"), purge_step=row["step"])
-        kind = row.get("split", row["kind"])
+        kind = row.get("split", row["kind"])  # held-out rows are grouped by their split
         for key, value in row.items():
             if isinstance(value, float):
                 writer.add_scalar(f"{kind}/{key}", value, row["step"])
@@ -153,7 +158,7 @@ def train(
 
 
 def settings_writer(job: build.Job) -> Callable[[Path], None]:
-    """A function that writes the settings of a run into its folder."""
+    """A function that writes the settings of a run into the folder it is given: config.yaml."""
     from ..training import settings
 
     values = setting_flags.to_plain_dict(job.config)
@@ -161,7 +166,7 @@ def settings_writer(job: build.Job) -> Callable[[Path], None]:
 
 
 def print_introduction(job: build.Job, folder: Path) -> None:
-    """Print what is about to be trained."""
+    """Print what is about to be trained: notes, network, parameters and the task's baseline."""
     for note in job.notes:
         print_escaped(note)
     parameters = list(job.network.parameters())
@@ -204,7 +209,7 @@ def resume(
         resume_stream(run, steps, fallback, quiet)
         return
     config = setting_flags.read_run_config(run)
-    if steps is not None:
+    if steps is not None:  # resolved again, which checks the new number
         values = setting_flags.to_plain_dict(config)
         values["training"]["steps"] = steps
         config = setting_flags.resolve(None, values)
@@ -230,12 +235,12 @@ def replay(run: Path = RUN) -> None:
     from ..errors import NumericalError, StorageError
     from ..training import loop, storage
 
-    found = storage.list_checkpoints(run, "replay")
-    if not found:
+    replays = storage.list_checkpoints(run, "replay")  # oldest first
+    if not replays:
         raise StorageError(f"{run} has nothing to replay: no step was rejected.")
     job = build.build(setting_flags.read_run_config(run), storage.read_outline(run, "replay"))
-    saved = storage.load(found[-1])
-    arguments = {**job.arguments, "nonfinite": "stop"}
+    saved = storage.load(replays[-1])
+    arguments = {**job.arguments, "nonfinite": "stop"}  # raise the error, whatever the run did
     try:
         loss = loop.recompute_step(job.network, job.task, saved, arguments).loss
     except NumericalError as error:

@@ -61,12 +61,12 @@ class Worker:
         self._errors = Path(name)  # what the process writes to stderr
         # The process saves and ends when this pipe closes: whatever ends us, even SIGKILL, closes
         # it.
-        theirs, self._leash = process_context().Pipe(duplex=False)
-        arguments = (list(words), theirs, name)
+        their_end, self._leash = process_context().Pipe(duplex=False)
+        arguments = (list(words), their_end, name)
         self.process = process_context().Process(target=run_command, args=arguments)
         with one_thread_each():
             start_process(self.process)
-        theirs.close()
+        their_end.close()  # the process has its own copy
         self._told_to_stop = False
 
     @property
@@ -104,7 +104,7 @@ def start_process(process: BaseProcess, tries: int = 50) -> None:
     """Start a process, with several tries.
 
     The fork server may just have been killed: the system takes a moment to notice, and then another
-    server starts.
+    server starts. 50 tries take 5 seconds; the last one lets its error out.
     """
     for _ in range(tries - 1):
         try:
@@ -121,11 +121,15 @@ def wait_for(workers: Sequence[Worker], seconds: float) -> None:
 
 
 def run_command(words: list[str], leash: Connection, errors: str) -> None:
-    """Run a command line, in the process of a worker. errors: the file that stderr goes to."""
+    """Run a command line, in the process of a worker.
+
+    words: the command line without "coadjoint". leash: closes, or says "stop", when the run is to
+    end. errors: the file that stderr goes to; stdout goes nowhere.
+    """
     sys.argv = ["coadjoint", *words]
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
     sys.stderr = open(errors, "a", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
-    # Libraries write to the descriptors.
+    # Compiled libraries write to descriptors 1 and 2, not to sys.stdout and sys.stderr.
     os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
     threading.Thread(target=stop_when_told, args=(leash, errors), daemon=True).start()
@@ -133,9 +137,12 @@ def run_command(words: list[str], leash: Connection, errors: str) -> None:
 
 
 def stop_when_told(leash: Connection, errors: str) -> None:
-    """Stop this run as SIGTERM would when the comparison that started it says so, or is gone."""
+    """Stop this run as SIGTERM would when the comparison that started it says so, or is gone.
+
+    leash: the pipe to the comparison. errors: the file that stderr goes to.
+    """
     try:
-        leash.recv_bytes()
+        leash.recv_bytes()  # waits, in a thread of its own
     except (EOFError, OSError):
         with contextlib.suppress(OSError):  # nobody is left to read it
             os.unlink(errors)

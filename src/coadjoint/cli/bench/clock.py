@@ -14,6 +14,8 @@ from torch import Tensor
 
 TURN_MS = 50.0  # of one turn
 ALL_TURNS_MS = 3000.0  # of all turns of a slow contender
+MOST_CALLS = 20  # in one turn
+FEWEST_TURNS = 3  # enough for a median
 INSIDE = (True, False)  # JAX multiplies the inputs inside the scan, or before it
 
 Key = TypeVar("Key", bound=Hashable)
@@ -40,7 +42,8 @@ def tf32(on: bool) -> Iterator[None]:
 def relative_difference(a: Mapping[str, object], b: Mapping[str, object]) -> float:
     """The largest ||x - y|| / ||y|| of two gradients, over the parameters they share.
 
-    Infinite if one of them is not finite.
+    a, b: {parameter: gradient x or y}. Infinite if a gradient is not finite. Where y is 0, the
+    difference itself counts.
     """
     largest = 0.0
     for name in set(a) & set(b):
@@ -55,7 +58,7 @@ def relative_difference(a: Mapping[str, object], b: Mapping[str, object]) -> flo
 
 
 def _float64(array: object) -> np.ndarray:
-    """A tensor, or an array of JAX, as a numpy array."""
+    """A tensor, or an array of JAX, as a numpy array in float64."""
     if isinstance(array, Tensor):
         array = array.cpu()
     return np.asarray(array, dtype=np.float64)
@@ -72,7 +75,10 @@ def time_calls(run: Callable[[], object], calls: int, device: str) -> float:
 
 
 def _time_on_gpu(run: Callable[[], object], calls: int) -> float:
-    """Milliseconds of one call between two events: calls return before the GPU has finished."""
+    """Milliseconds of one call, the mean of `calls`, by the GPU's own clock.
+
+    A call returns before the GPU has finished, so events are recorded on the GPU instead.
+    """
     begin = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
@@ -85,7 +91,7 @@ def _time_on_gpu(run: Callable[[], object], calls: int) -> float:
 
 
 def ignore_progress(share: float) -> None:
-    """Report nothing."""
+    """Report nothing; share: of the rounds that are done."""
 
 
 def time_in_turns(
@@ -97,15 +103,15 @@ def time_in_turns(
     """Milliseconds of a call, for each turn of each contender.
 
     In every round each contender has one turn, with as many calls as fill it. A slow contender sits
-    out the later rounds.
+    out the later rounds. tick: told the share of the rounds that are done.
     """
     calls: dict[Key, int] = {}
     turns: dict[Key, int] = {}
     times: dict[Key, list[float]] = {}
     for key, run in runs.items():
-        ms = max(time_calls(run, 1, device), 1e-3)
-        calls[key] = max(1, min(20, int(TURN_MS / ms)))
-        turns[key] = min(rounds, max(3, int(ALL_TURNS_MS / ms)))
+        ms = max(time_calls(run, 1, device), 1e-3)  # a clock may say 0, which cannot divide
+        calls[key] = max(1, min(MOST_CALLS, int(TURN_MS / ms)))
+        turns[key] = min(rounds, max(FEWEST_TURNS, int(ALL_TURNS_MS / ms)))
         times[key] = []
     for i in range(rounds):
         for key, run in runs.items():
@@ -118,8 +124,8 @@ def time_in_turns(
 def best_time(run: Callable[[], object], device: str, turns: int = 5) -> float:
     """Milliseconds of a call in its best turn: what the machine can do."""
     run()  # warms up
-    one = max(time_calls(run, 1, device), 1e-4)
-    calls = max(1, min(1000, int(TURN_MS / one)))
+    ms = max(time_calls(run, 1, device), 1e-4)  # a clock may say 0, which cannot divide
+    calls = max(1, min(1000, int(TURN_MS / ms)))
     return min(time_calls(run, calls, device) for _ in range(turns))
 
 
@@ -129,7 +135,7 @@ def first_line(error: Exception) -> str:
 
 
 def finite_or_none(value: float) -> float | None:
-    """The value for JSON, which has no NaN and no infinity."""
+    """The value for JSON, which has no NaN and no infinity: None for those."""
     return value if np.isfinite(value) else None
 
 

@@ -37,6 +37,7 @@ class HessianFreeStep:
         return self.ms / self.parts
 
     def __str__(self) -> str:
+        """The step in a sentence; the limit is set for one size only."""
         limit = ""
         if self.size == HESSIAN_FREE_SIZE:
             limit = f"; the limit is {MOST_RATIO:.2f}x"
@@ -64,18 +65,22 @@ class HessianFreeStep:
 def measure_step(size: Size, rounds: int) -> HessianFreeStep:
     """Time a Hessian-free step and its parts in turns, and take the least of each.
 
-    The step begins at the last solution, as all steps but the first do.
+    The step begins at the last solution, as all steps but the first do, and each time at the same
+    weights. Its parts are, for every iteration of conjugate gradients, a tangent, an adjoint and
+    their two weight products, and one gradient.
     """
     problem = NetworkProblem("elman", size, "cpu")
     net = problem.net
     batch = Batch(problem.u, problem.y)
     begin = {name: weight.clone() for name, weight in problem.weights.items()}
+    # progress 0: iterations do not end early because they gain little
     optimiser = HessianFree(cg=ITERATIONS, progress=0.0)
-    optimiser.step(net, batch, "cross-entropy")
+    optimiser.step(net, batch, "cross-entropy")  # the first step, whose solution the others have
     state = dict(optimiser.state)
     iterations: list[int] = []
 
     def step() -> None:
+        """One step, from the same weights and the same last solution each time."""
         with torch.no_grad():
             for name, parameter in net.named_parameters():
                 parameter.copy_(begin[name])
@@ -88,16 +93,19 @@ def measure_step(size: Size, rounds: int) -> HessianFreeStep:
     plan = weights.swept.plan
     saved = weights.swept.saved
     W = problem.weights["W"]
+    # numbers of an ordinary size: which they are does not matter to the time
     direction = torch.randn(d, weights.multiplied.shape[1]) / d
-    of_last = torch.randn(B, d)
+    lam_last = torch.randn(B, d)
 
     def parts() -> None:
+        """What a step cannot avoid, for as many iterations as the last step made."""
         with torch.no_grad():
             for _ in range(iterations[-1]):
                 ga = affine(weights.rows, weights.multiplied, direction, None)
                 mu, _ = plan.engine.tangent(plan, saved, W, None, ga, None)
+                # costates neither scaled nor kept: False, False
                 _, delta, _ = plan.engine.adjoint(
-                    plan, saved, W, mu, of_last, None, None, False, False
+                    plan, saved, W, mu, lam_last, None, None, False, False
                 )
                 sum_products(weights.rows, delta, weights.multiplied)
         BPTT()(net, batch, "cross-entropy")

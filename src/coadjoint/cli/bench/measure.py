@@ -64,34 +64,43 @@ class BenchRow:
 
     @property
     def second_kind(self) -> str:
-        """The gradient that is not plain: "penalised" or "double"."""
+        """The gradient that is not plain: "penalised" or "double", always the last kind."""
         return list(self.ms)[-1]
 
     @property
     def cost(self) -> float:
-        """The time of our second gradient in plain ones."""
+        """The time of our penalised or double gradient divided by that of our plain one."""
         return self.ms[self.second_kind][OURS] / self.ms["plain"][OURS]
 
     def ratio(self, kind: str, peer: str) -> float | None:
-        """The peer's time divided by ours: above 1, ours is faster."""
+        """The peer's time divided by ours: above 1, ours is faster.
+
+        None if the peer has no gradient of this kind.
+        """
         theirs = self.ms[kind].get(peer)
         return None if theirs is None else theirs / self.ms[kind][OURS]
 
     def ratio_to_plain(self, peer: str) -> float | None:
-        """The time of the peer's plain gradient divided by that of our second one."""
+        """The time of the peer's plain gradient divided by that of our penalised or double one.
+
+        None if the peer has no plain gradient.
+        """
         theirs = self.ms["plain"].get(peer)
         return None if theirs is None else theirs / self.ms[self.second_kind][OURS]
 
     def gemm_share(self, kind: str) -> float:
-        """The time of the products alone, divided by our time."""
+        """The time of the products alone, divided by our time for this kind of gradient."""
+        # 1e-6: operations at a rate in GFLOP/s, in milliseconds
         return 1e-6 * flops(self.cell, self.size, kind) / self.rate / self.ms[kind][OURS]
 
     def memory_share(self, kind: str) -> float:
-        """The time to move the arrays alone, divided by our time."""
+        """The time to move the arrays alone, divided by our time for this kind of gradient."""
+        # 1e-6: bytes at a rate in GB/s, in milliseconds
         return 1e-6 * traffic(self.cell, self.size, kind) / self.memory / self.ms[kind][OURS]
 
     def us_per_step(self, kind: str) -> float:
-        """Microseconds of one step of one sweep."""
+        """Microseconds of one time step of one sweep of our gradient."""
+        # so many for each layer and direction
         sweeps = PRODUCTS[kind][0] * len(layer_inputs(self.cell, self.size))
         return 1e3 * self.ms[kind][OURS] / (sweeps * self.size[0])
 
@@ -109,8 +118,8 @@ class BenchRow:
         """The row for JSON."""
         T, B, d = self.size
         differences = {}
-        for kind, found in self.differs.items():
-            differences[kind] = {peer: finite_or_none(value) for peer, value in found.items()}
+        for kind, by_peer in self.differs.items():
+            differences[kind] = {peer: finite_or_none(value) for peer, value in by_peer.items()}
         return {
             "cell": self.cell,
             "T": T,
@@ -130,11 +139,11 @@ class BenchRow:
         }
 
     def known_ratios(self, kind: str) -> dict[str, float]:
-        """The ratios to the peers that have this gradient."""
+        """{peer: its time divided by ours}, of the peers that have this kind of gradient."""
         return self._known(functools.partial(self.ratio, kind))
 
     def _known(self, ratio: Callable[[str], float | None]) -> dict[str, float]:
-        """The ratios to the peers that have one."""
+        """{peer: ratio(peer)}, without the peers for which it is None."""
         ratios = {}
         for peer in self.peers:
             value = ratio(peer)
@@ -153,7 +162,10 @@ def measure_row(
     limits: Mapping[str, float],
     tick: Callable[[float], None],
 ) -> BenchRow:
-    """Compare the gradients of all contenders, then time them."""
+    """Compare the gradients of all contenders, then time them.
+
+    limits: the rates of this machine. tick: told the share of the rounds that are done.
+    """
     problem = SUBJECTS[cell](cell, size, options.device)
     failed: dict[str, str] = {}
     runs = collect_runs(problem, options.peers, failed)
@@ -163,6 +175,8 @@ def measure_row(
     times = time_in_turns(runs, options.repeat, options.device, tick)
     for (kind, name), turns in times.items():
         ms[kind][name] = statistics.median(turns)
+    # On a CPU the limit is a product of the size that one time step has. A GPU would be mostly idle
+    # in it, so there the limit is a large product.
     if options.device == "cpu":
         _, B, d = size
         rate = gemm_rate(B, d, len(formula_of(cell).gates) * d, options.device)
@@ -192,7 +206,7 @@ def collect_runs(
 def compare_gradients(
     kinds: tuple[str, ...], runs: dict[Contender, Run], failed: dict[str, str]
 ) -> Times:
-    """The relative differences of the peers' gradients from ours.
+    """The relative differences of the peers' gradients from ours, by kind and peer.
 
     Runs that fail are taken out of `runs` and added to `failed`.
     """
@@ -224,6 +238,7 @@ class BenchOptions:
     threads: int = 1
 
     def __post_init__(self) -> None:
+        """Refuse what cannot be measured, and fill in the sizes of the device."""
         choose("device", self.device, SIZES)
         for name in self.cells:
             choose("cell", name, (*SUBJECTS, HESSIAN_FREE))
@@ -248,14 +263,14 @@ class BenchOptions:
 
     @property
     def steps(self) -> tuple[Size, ...]:
-        """The sizes of Hessian-free steps."""
+        """The sizes of Hessian-free steps: one of their own, unless sizes were asked for."""
         if HESSIAN_FREE not in self.cells or self.device != "cpu":
             return ()
         return (HESSIAN_FREE_SIZE,) if self.sizes == SIZES[self.device] else self.sizes
 
     @property
     def command(self) -> str:
-        """The command line that asks for this."""
+        """The command line that asks for these options; defaults are left out."""
         words = [f"coadjoint bench --device {self.device}"]
         if self.sizes != SIZES[self.device]:
             words.append("--sizes " + ",".join(map(size_text, self.sizes)))
@@ -275,7 +290,7 @@ def parse_sizes(text: str) -> tuple[Size, ...]:
     sizes = []
     for word in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})x([0-9]{1,9})x([0-9]{1,9})\s*", word)
-        T, B, d = map(int, match.groups()) if match else (0, 0, 0)
+        T, B, d = map(int, match.groups()) if match else (0, 0, 0)  # zeros are refused below
         if T < 2 or B < 1 or d < 1:
             raise InputError(
                 "a size is TxBxd (steps, at least 2; samples; units), "
@@ -304,12 +319,13 @@ def available_cores() -> set[int]:
 def pinned_threads(options: BenchOptions) -> Iterator[None]:
     """Run with the threads asked for, each on its own core; afterwards as before.
 
-    The host code of a GPU is left alone.
+    On a GPU nothing is pinned. Cores are taken from the last one down: the first one often serves
+    the system.
     """
     if options.device != "cpu":
         yield
         return
-    threads = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     cores = available_cores()
     torch.set_num_threads(options.threads)
     if hasattr(os, "sched_setaffinity"):
@@ -317,6 +333,6 @@ def pinned_threads(options: BenchOptions) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads_before)
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, cores)

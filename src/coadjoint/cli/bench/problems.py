@@ -84,6 +84,7 @@ class NetworkProblem:
     kinds: tuple[str, ...] = ("plain", "penalised")
 
     def __init__(self, cell: str, size: Size, device: str) -> None:
+        """size: (T, B, d). The weights keep costates inside the range of float32: see START."""
         self.cell = cell
         self.size = size
         self.device = device
@@ -99,9 +100,9 @@ class NetworkProblem:
             with torch.no_grad():
                 biases[formula.gates.index(keeping_gate)].fill_(OPEN_GATE)
         self.net.to(device)
-        draw = torch.Generator().manual_seed(0)
-        self.u = torch.randn(T, B, INPUTS, generator=draw).to(device)
-        self.y = torch.randint(0, OUTPUTS, (B,), generator=draw).to(device)
+        generator = torch.Generator().manual_seed(0)
+        self.u = torch.randn(T, B, INPUTS, generator=generator).to(device)
+        self.y = torch.randint(0, OUTPUTS, (B,), generator=generator).to(device)
         self.n = len(formula.slots) * d  # entries of a state
 
     @property
@@ -110,14 +111,14 @@ class NetworkProblem:
         return str(self.net.engine)
 
     def contenders(self, peer: str) -> Contenders:
-        """The gradients of ours, or of a peer."""
+        """The gradients of ours, or of a peer: {contender: {kind of gradient: its function}}."""
         if peer == OURS:
             return ours(self)
         return PEERS[peer](self)
 
     @functools.cached_property
     def weights(self) -> dict[str, Tensor]:
-        """The weights that everyone starts from."""
+        """The weights that everyone starts from, by name: W, R, b, V, b_o and those of the cell."""
         return {name: p.detach() for name, p in self.net.named_parameters()}
 
     def torch_modules(self) -> tuple[nn.RNNBase, nn.Linear, dict[str, Tensor]]:
@@ -138,18 +139,18 @@ class NetworkProblem:
             # torch has two biases; ours has the second one in the n gate of the gru alone
             layer.bias_hh_l0.zero_()
             if "p.b_n" in self.weights:
-                layer.bias_hh_l0[2 * d :] = self.weights["p.b_n"]
+                layer.bias_hh_l0[2 * d :] = self.weights["p.b_n"]  # gates r, u, n: n is the last
         return layer, head, parameters
 
 
 def gradient_by_name(value: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradient of a value, by the names of the parameters."""
+    """The gradient of a scalar, by the names of the parameters."""
     gradients = torch.autograd.grad(value, list(parameters.values()))
     return dict(zip(parameters, gradients, strict=True))
 
 
 def ours(p: NetworkProblem) -> Contenders:
-    """Our gradients, by the public classes."""
+    """Our plain and penalised gradients, by the public classes."""
     batch = Batch(p.u, p.y)
 
     def gradient(method: Method) -> dict[str, Tensor]:
@@ -182,9 +183,10 @@ def torch_nn(p: NetworkProblem) -> Contenders:
 
 
 def autograd_loop(p: NetworkProblem) -> Contenders:
-    """The penalised gradient by a loop over torch's fused cells.
+    """The penalised gradient by a loop over torch's fused cells, differentiated twice.
 
-    The state is one node [h, c], so that lam^c is the costate and not the path through h.
+    The state of an lstm is one node [h, c], so that lam^c is the costate. The gradient of c as a
+    node by itself would also hold its path through h of the same step.
     """
     layer, head, parameters = p.torch_modules()
     d = p.size[2]
@@ -195,7 +197,7 @@ def autograd_loop(p: NetworkProblem) -> Contenders:
         x = p.u.new_zeros(len(p.y), p.n)
         states = []
         for u in p.u:
-            if p.n > d:
+            if p.n > d:  # lstm: x = [h, c]
                 x = torch.cat(step(u, x.split(d, 1), *weights), 1)
             else:
                 x = step(u, x, *weights)
@@ -210,26 +212,29 @@ def autograd_loop(p: NetworkProblem) -> Contenders:
 
 
 def jax_scan(p: NetworkProblem) -> Contenders:
-    """Both gradients by a compiled scan; costates are the gradient by a shift of each state.
+    """The plain and the penalised gradient by a compiled scan.
 
-    The inputs are multiplied inside the scan or before it. Which is faster depends on the size, so
-    both are tried and the faster one competes.
+    Costates are the gradient by a shift that is added to each state, at shift 0. The inputs are
+    multiplied inside the scan or before it. Which is faster depends on the size, so both are tried
+    and the faster one competes.
     """
     jax = load_jax(p.device)
     jnp = jax.numpy
     T, B, d = p.size
     cell = jax_cell(jax, p.cell, d)
 
-    def place(y: Tensor) -> JAX:
-        return jax.device_put(y.cpu().numpy(), jax.devices(p.device)[0])
+    def place(tensor: Tensor) -> JAX:
+        return jax.device_put(tensor.cpu().numpy(), jax.devices(p.device)[0])
 
     def losses(w: JAX, u: JAX, y: JAX, shift: JAX, inside: bool) -> JAX:
+        """The cross-entropies, [B]; shift: added to the states, [T, B, n], or None."""
+
         def multiply_inputs(u: JAX) -> JAX:
             return u @ w["R"].T + w["b"]
 
-        def step(x: JAX, at: JAX) -> tuple[JAX, None]:
-            v, shift_t = at
-            if inside:
+        def step(x: JAX, inputs_and_shift: JAX) -> tuple[JAX, None]:
+            v, shift_t = inputs_and_shift
+            if inside:  # v is still u_t
                 v = multiply_inputs(v)
             x = cell(w, x[:, :d] @ w["W"].T, v, x)
             if shift_t is not None:
@@ -270,7 +275,10 @@ def jax_scan(p: NetworkProblem) -> Contenders:
 
 
 def jax_cell(jax: JAX, name: str, d: int) -> Callable[[JAX, JAX, JAX, JAX], JAX]:
-    """x_t = f(w, z, v, x_{t-1}) in JAX, with z = W h_{t-1} and v = R u_t + b."""
+    """x_t = f(w, z, v, x_{t-1}) in JAX, with z = W h_{t-1} and v = R u_t + b.
+
+    w: all weights, by name. x is h, or [h, c] for the lstm. The equations are torch's.
+    """
     jnp = jax.numpy
     sigmoid = jax.nn.sigmoid
     tanh = jnp.tanh
@@ -284,8 +292,9 @@ def jax_cell(jax: JAX, name: str, d: int) -> Callable[[JAX, JAX, JAX, JAX], JAX]
         return jnp.concatenate([sigmoid(o) * tanh(c), c], 1)
 
     def gru(w: JAX, z: JAX, v: JAX, x: JAX) -> JAX:
-        r, k = jnp.split(sigmoid(z[:, : 2 * d] + v[:, : 2 * d]), 2, 1)
-        return (1 - k) * tanh(v[:, 2 * d :] + r * (z[:, 2 * d :] + w["p.b_n"])) + k * x
+        reset, keep = jnp.split(sigmoid(z[:, : 2 * d] + v[:, : 2 * d]), 2, 1)
+        new = tanh(v[:, 2 * d :] + reset * (z[:, 2 * d :] + w["p.b_n"]))
+        return (1 - keep) * new + keep * x
 
     return {"elman": elman, "lstm": lstm, "gru": gru}[name]
 
@@ -305,6 +314,7 @@ class ModuleProblem:
     """
 
     def __init__(self, name: str, size: Size, device: str) -> None:
+        """name: "nn.RNN", "nn.LSTM" or "nn.GRU"; size: (T, B, d)."""
         T, B, d = size
         generator = torch.Generator().manual_seed(0)
         self.device = device
@@ -322,7 +332,7 @@ class ModuleProblem:
         return str(self.ours.engine)
 
     def plain(self, module: nn.Module) -> dict[str, Tensor]:
-        """The gradient of the sum of squared outputs."""
+        """The gradient of the sum of squared outputs, by the inputs and the parameters."""
         return self.gradient(module, module(self.u)[0].square().sum())
 
     def plain_in_tf32(self, module: nn.Module) -> dict[str, Tensor]:
@@ -331,7 +341,7 @@ class ModuleProblem:
             return self.plain(module)
 
     def double(self, module: nn.Module) -> dict[str, Tensor]:
-        """The gradient of the squared gradient by the inputs."""
+        """The gradient of ||dL/du||^2, where L is the sum of squared outputs."""
         value = module(self.u)[0].square().sum()
         by_u = torch.autograd.grad(value, self.u, create_graph=True)[0]
         return self.gradient(module, by_u.square().sum())
@@ -347,7 +357,7 @@ class ModuleProblem:
                 return self.double(self.torch_module)
 
     def gradient(self, module: nn.Module, value: Tensor) -> dict[str, Tensor]:
-        """The gradient of a value by the inputs and the parameters; some do not enter it."""
+        """The gradient of a scalar by the inputs and the parameters; None for those not in it."""
         named = {"u": self.u, **dict(module.named_parameters())}
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
         return dict(zip(named, gradients, strict=True))
@@ -362,6 +372,7 @@ class ModuleProblem:
         if self.device == "cpu":
             return {"torch.nn": {"plain": plain, "double": self.double_without_cudnn}}
         in_tf32 = functools.partial(self.plain_in_tf32, self.torch_module)
+        # tf32 is cuDNN's default, so it also competes with our plain gradient in float32
         return {
             "cuDNN tf32": {"plain": in_tf32, "plain tf32": in_tf32},
             "cuDNN": {"plain": plain},
@@ -369,6 +380,7 @@ class ModuleProblem:
         }
 
     def _our_runs(self) -> dict[str, Run]:
+        """Our gradients, {kind: its function}."""
         # each run has a module of its own: on a GPU its calls are captured separately
         runs: dict[str, Run] = {
             "plain": functools.partial(self.plain, self.ours),

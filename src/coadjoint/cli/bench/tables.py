@@ -104,7 +104,10 @@ class BenchResult:
         return json.dumps(data, indent=1) + "\n"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Heads and lines: ratios, then milliseconds, then shares of the machine's limits."""
+        """Heads and lines: ratios, then milliseconds, then shares of the machine's limits.
+
+        Each kind of gradient of each row has a line. All lines have the same heads.
+        """
         peers = list(dict.fromkeys(peer for row in self.rows for peer in row.peers))
         heads: list[str] = []
         lines = []
@@ -116,7 +119,7 @@ class BenchResult:
         return heads, lines
 
     def _cells(self, row: BenchRow, kind: str, peers: list[str]) -> dict[str, str]:
-        """The cells of one line, by head."""
+        """The cells of one line, {head: text}; kind: of gradient, peers: of the whole table."""
         cells = {"cell": row.cell, "T, B, d": ", ".join(map(str, row.size)), "gradient": kind}
         for peer in peers:
             cells[f"vs {peer}"] = ratio_text(row, kind, peer)
@@ -144,6 +147,7 @@ class BenchResult:
         return notes
 
     def _column_notes(self) -> list[str]:
+        """What the columns mean on this device, and a warning if the machine was busy."""
         device = self.options.device
         gemm = GEMM_NOTE.format(rate=GEMM_RATES[device], more=DEVICE_NOTES[device])
         notes = [RATIO_NOTE, gemm, DIFFERENCE_NOTE]
@@ -171,7 +175,7 @@ class BenchResult:
         parts += [f"{name} {machine[name]}" for name in TOOLS if name in machine]
         rates = []
         for name, value in self.limits.items():
-            decimals = 0 if value >= 100 else 1
+            decimals = 0 if value >= 100 else 1  # three digits are enough
             rates.append(f"{name} {value:,.{decimals}f}")
         return f"{', '.join(parts)}, float32. Measured here: {', '.join(rates)}"
 
@@ -194,9 +198,10 @@ def markdown_row(cells: list[str]) -> str:
 
 
 def ratio_text(row: BenchRow, kind: str, peer: str) -> str:
-    """The ratio to the peer's gradient of that kind.
+    """The peer's time for that kind of gradient divided by ours: "1.50x"; "" if it has none.
 
-    A star marks the ratio to the peer's plain gradient, if it has no other.
+    A star marks the ratio to the peer's plain gradient, where our penalised or double gradient has
+    no other to be compared with.
     """
     ratio = row.ratio(kind, peer)
     if ratio is not None:
@@ -206,11 +211,14 @@ def ratio_text(row: BenchRow, kind: str, peer: str) -> str:
 
 
 def ignore_progress(done: float, total: int, text: str | None) -> None:
-    """Report nothing."""
+    """Report nothing about `done` of `total` measurements."""
 
 
 def run_bench(options: BenchOptions, tick: Tick = ignore_progress) -> BenchResult:
-    """Measure all cells at all sizes; Ctrl-C ends it with the results so far."""
+    """Measure all cells at all sizes; Ctrl-C ends it with the results so far.
+
+    tick: told how many measurements are done, of how many, and a line about the latest.
+    """
     rows: list[BenchRow] = []
     steps: list[HessianFreeStep] = []
     missing: dict[str, str] = {}
@@ -224,8 +232,8 @@ def run_bench(options: BenchOptions, tick: Tick = ignore_progress) -> BenchResul
     def tick_share(share: float) -> None:
         tick(len(rows) + share, total, None)
 
-    began = time.perf_counter()
-    worked = time.process_time()
+    wall_start = time.perf_counter()
+    cpu_start = time.process_time()
     with pinned_threads(options), tf32(False):
         try:
             present, missing = drop_missing_peers(options)
@@ -242,10 +250,11 @@ def run_bench(options: BenchOptions, tick: Tick = ignore_progress) -> BenchResul
                 tick(len(rows) + len(steps), total, str(steps[-1]))
         except KeyboardInterrupt:
             interrupted = True
-            about = about or describe_machine(options.device)
+            about = about or describe_machine(options.device)  # Ctrl-C may come before it is known
+    # One thread that works all the time has all of its core, unless another process takes some.
     core_share = 1.0
     if options.device == "cpu" and options.threads == 1:
-        busy = (time.process_time() - worked) / (time.perf_counter() - began)
+        busy = (time.process_time() - cpu_start) / (time.perf_counter() - wall_start)
         core_share = min(1.0, busy)
     return BenchResult(
         options, about, limits, tuple(rows), tuple(steps), missing, interrupted, core_share
@@ -253,7 +262,10 @@ def run_bench(options: BenchOptions, tick: Tick = ignore_progress) -> BenchResul
 
 
 def drop_missing_peers(options: BenchOptions) -> tuple[BenchOptions, dict[str, str]]:
-    """The options without the peers that this machine lacks, and why it lacks them."""
+    """The options without the peers that this machine lacks, and {peer: why it lacks them}.
+
+    The other peers are made of torch, which is always here.
+    """
     missing = {}
     if "jax" in options.peers:
         try:
@@ -288,9 +300,10 @@ def describe_machine(device: str) -> dict[str, object]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    jax = sys.modules.get("jax")
+    jax = sys.modules.get("jax")  # only if it takes part: importing it takes long
     if jax is not None:
         about["jax"] = jax.__version__
+    # Engines need not describe themselves; this one names its compiler and the flags.
     describe = getattr(engines.load("cpu"), "describe", None)
     if describe is not None:
         about["compiler"] = str(describe())
@@ -315,7 +328,7 @@ def explain_engines(
 ) -> list[str]:
     """Which engine "auto" picks for each cell on each device, why, and how it would be launched.
 
-    Nothing is timed.
+    devices: "cpu", "cuda"; names: of cells; sizes: () for the device's own. Nothing is timed.
     """
     for name in names:
         choose("cell", name, SUBJECTS)
@@ -340,6 +353,7 @@ def explain_engine(device: str, name: str, sizes: Sequence[Size]) -> list[str]:
     lines = [f"  {name}: engine '{choice}': {choice.why}"]
     explain = getattr(engines.load(choice), "explain", None)
     if explain is not None:
+        # A launch does not depend on the number of steps: equal (B, d) are explained once.
         shapes = dict.fromkeys((B, d) for _, B, d in sizes)
         for B, d in shapes:
             lines.append(f"    B {B}, d {d}: {explain(cell, d, B, torch.float32)}")
@@ -347,7 +361,10 @@ def explain_engine(device: str, name: str, sizes: Sequence[Size]) -> list[str]:
 
 
 def write_section(path: Path, result: BenchResult) -> None:
-    """Replace the device's section of a page by the result; everything else stays as it is."""
+    """Replace the device's section of a Markdown page by the result; the rest stays as it is.
+
+    A section lies between two marks; a page without them gets it at its end.
+    """
     begin = f"<!-- bench {result.options.device} -->"
     end = f"<!-- end of bench {result.options.device} -->"
     try:

@@ -51,7 +51,7 @@ class Wording:
     none: str
 
     def median_and_range(self, values: Sequence[float], tell: Callable[[float], str]) -> str:
-        """The median and, if values differ, their range: "3 (1 to 5)"."""
+        """The median and, if values differ, their range: "3 (1 to 5)"; tell: a number as text."""
         if not values:
             return self.none
         median = tell(statistics.median(values))
@@ -76,7 +76,10 @@ def successful_runs(runs: Iterable[Row]) -> list[Row]:
 
 
 def has_failed(run: Row) -> bool:
-    """Whether a run failed, or its process ended without a result."""
+    """Whether a run failed, or its process ended without a result.
+
+    A run without a result has status "waiting"; only a process that has ended leaves an error.
+    """
     if run.get("status") == "failed":
         return True
     return run.get("status") == "waiting" and bool(run.get("error"))
@@ -92,7 +95,7 @@ class MethodRows:
     budget: Row
 
     def successes_within(self, budget: str, most: float) -> int:
-        """The number of runs that succeeded within a budget."""
+        """The number of runs that succeeded with at most `most` of a budget: a key of BUDGETS."""
         used = finite_values(successful_runs(self.runs), BUDGETS[budget])
         return sum(amount <= most for amount in used)
 
@@ -140,7 +143,7 @@ class TaskRows:
         return text
 
     def summary_cell(self, name: str) -> str:
-        """Success and median metric of a method, for the overview."""
+        """Success and median metric of the method `name`: "2 of 3, 1 failed · 0.98"."""
         runs = [run for row in self.rows if row.name == name for run in row.runs]
         failures = sum(map(has_failed, runs))
         parts = []
@@ -156,7 +159,8 @@ class TaskRows:
         """Heads and rows: success, steps and time to success, and the metric.
 
         Each cell has the median and the range over seeds. If runs had budgets, success is also
-        counted within each budget, and the gradients to success have a column.
+        counted within each budget, and the gradients to success have a column. metric: the name of
+        the metric, by default that of the task.
         """
         settings = self._differing_settings() if words.settings else []
         budgets = self._budgets()
@@ -192,11 +196,13 @@ class TaskRows:
     def _cells(
         self, row: MethodRows, words: Wording, settings: list[str], budgets: list[tuple[str, float]]
     ) -> list[str]:
+        """The cells of one row; settings: the keys that have a column, budgets: (key, amount)."""
         successes = successful_runs(row.runs)
         cells = [row.name]
         cells += [clean(row.settings.get(key)) for key in settings]
         cells.append(self.score(row.runs))
         for key, most in budgets:
+            # rows may have different budgets; a column is about one of them
             has_budget = finite_or_nan(row.budget.get(key)) == most
             if self.goal and has_budget:
                 cells.append(f"{row.successes_within(key, most)} of {len(row.runs)}")
@@ -222,8 +228,9 @@ class Comparison:
     def of(cls, about: Row, name: str = "") -> Comparison:
         """From the content of compare.json, however damaged; `name` is for tasks without one."""
         tasks: dict[str, TaskRows] = {}
+        # without any row there is still one task, for the page to show
         for entry in as_mappings(about.get("rows")) or [{}]:
-            # each row says these, or the comparison says them for all rows
+            # each row says these, or else the comparison says them for all rows
             title = clean(entry.get("task", about.get("task")) or name)
             goal = entry.get("goal", about.get("goal"))
             metric = entry.get("metric", about.get("metric"))
@@ -255,14 +262,15 @@ class Comparison:
         return cls.of(about, folder.resolve().name)
 
     def tables(self, words: Wording) -> dict[str, TableText]:
-        """Heads and rows for each task."""
+        """{task: heads and rows of its table}."""
         return {task.name: task.table(words) for task in self.tasks}
 
 
 def success_share(name: str, runs: list[Row], longest: float) -> Curve:
-    """The share of runs that have succeeded by each step.
+    """The share of runs that have succeeded by each step, for a curve in stairs.
 
-    It is known as far as the runs went, or up to `longest` if all have succeeded.
+    It rises at each success. It is known as far as the runs went, or up to `longest`, the most
+    steps of any run of the task, if all have succeeded.
     """
     successes = sorted(finite_values(successful_runs(runs), "steps"))
     if len(successes) == len(runs):

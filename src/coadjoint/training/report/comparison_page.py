@@ -35,7 +35,7 @@ RESULTS_LEAD = (
 
 
 def comparison_page(folder: Path) -> Page:
-    """The page of a compare folder."""
+    """The page of a compare folder; several tasks have an overview before their sections."""
     faults: list[str] = []
     comparison = Comparison.read(folder, faults)
     tasks = comparison.tasks
@@ -75,7 +75,7 @@ def comparison_page(folder: Path) -> Page:
 
 
 def command_of(comparison: Comparison) -> str:
-    """The command that made the comparison."""
+    """The command line that made the comparison, or "not recorded"."""
     return clean(comparison.about.get("command") or "not recorded")
 
 
@@ -85,17 +85,17 @@ def describe_successes(tasks: list[TaskRows]) -> tuple[str, str, str]:
     Where no task has a goal, the number of runs.
     """
     total = 0
-    counted = 0
+    with_goal = 0
     successes = 0
     for task in tasks:
         total += len(task.runs)
         if task.goal:
-            counted += len(task.runs)
+            with_goal += len(task.runs)
             successes += len(successful_runs(task.runs))
-    if not counted:
+    if not with_goal:
         return "calm", str(total), "runs"
     tone = "good" if successes else "calm"
-    return tone, f"{successes} of {counted}", "runs succeeded"
+    return tone, f"{successes} of {with_goal}", "runs succeeded"
 
 
 def goal_facts(tasks: list[TaskRows]) -> dict[str, str]:
@@ -126,7 +126,7 @@ def count_faults(faults: list[str]) -> list[str]:
 
 
 def overview(tasks: list[TaskRows]) -> Table:
-    """Every method on every task."""
+    """A row for each method and a column for each task: successes and the median metric."""
     rows: dict[str, list[str]] = {}
     for task in tasks:
         for name in task.names:
@@ -203,7 +203,7 @@ def setup_tables(comparison: Comparison) -> list[Table]:
 
 
 def chosen_settings(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """The settings of the tasks, then those of the methods."""
+    """The settings of the tasks, then those of the methods, as ("addition.length", "100")."""
     for name, chosen in as_mapping(comparison.about.get("tasks")).items():
         if chosen:
             yield from flatten_settings(chosen, clean(name))
@@ -214,7 +214,10 @@ def chosen_settings(comparison: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) -> list[PageSection]:
-    """The table of a task, and its figures."""
+    """The table of a task, and its figures, each as a section.
+
+    title: of the first section; "" for the only task, whose name is the title of the page.
+    """
     figures = TaskFigures(folder, task, faults)
     heads, rows = task.table(PAGE, figures.metric)
     table = make_table("Results", heads, rows, "This comparison holds no rows.", text=(0,))
@@ -236,6 +239,10 @@ class TaskFigures:
     """
 
     def __init__(self, folder: Path, task: TaskRows, faults: list[str]) -> None:
+        """Read the held-out curves of all runs within the compare folder.
+
+        What cannot be read adds a sentence to `faults`.
+        """
         self.task = task
         self.metric = task.metric
         self.names = task.names
@@ -244,6 +251,7 @@ class TaskFigures:
         for k, run in task.numbered_runs:
             path = folder_within(folder, run)
             if path is not None:
+                # a metric that is "" becomes that of the first run, and then that of all others
                 self.metric, curve = held_out_curve(path, self.metric, faults)
                 name = f"{self.names[k]}, seed {clean(run.get('seed'))}"
                 self.held_out.append(curve._replace(name=name))
@@ -251,25 +259,29 @@ class TaskFigures:
 
     @property
     def _measure(self) -> str:
+        """The metric in titles and labels."""
         return clean(self.metric or "metric")
 
     @property
     def _is_crowded(self) -> bool:
+        """Whether there are more methods than colours."""
         return len(self.names) > MAX_COLOURS
 
     @property
     def _crowded(self) -> str:
+        """What a crowded figure says in place of its curves."""
         return f"{len(self.names)} rows are too many to tell apart by colour: see each run's page."
 
     def _rules(self) -> Row:
-        """A line at the goal."""
+        """A line at the goal, for the script; {} if the goal has no threshold."""
         _, threshold, goal = parse_goal(self.task.goal)
         if math.isnan(threshold):
             return {}
+        # curves have the metric upwards (y), dots have it across (x)
         return {"rules": [{"x": threshold, "y": threshold, "label": f"goal: {goal}"}]}
 
     def steps(self) -> PageFigure:
-        """Steps to success of every seed."""
+        """Steps to success of every run; runs without success have a lane of their own."""
         dots = []
         for k, run in self.task.numbered_runs:
             succeeded = run.get("success") is True
@@ -285,7 +297,7 @@ class TaskFigures:
         )
 
     def success(self) -> PageFigure:
-        """The share of seeds that have succeeded, over steps."""
+        """For each method, the share of its seeds that have succeeded, over steps."""
         longest = max(finite_values(self.task.runs, "steps"), default=0.0)
         curves = []
         if not self._is_crowded:
@@ -323,7 +335,7 @@ class TaskFigures:
         return chart.figure()
 
     def final(self) -> PageFigure:
-        """The final metric of every seed."""
+        """The final metric of every run; those without one have a lane of their own."""
         dots = []
         for k, run in self.task.numbered_runs:
             dots.append(Dot(k, run, finite_or_nan(run.get("metric"))))

@@ -44,10 +44,14 @@ class CurveStore(defaultdict[tuple[str, ...], ColumnPair]):
     """Columns of steps and values by key, compact enough for long runs."""
 
     def __init__(self) -> None:
+        """An empty store; a key that is asked for by [] begins with empty columns."""
         super().__init__(lambda: (array("d"), array("d")))
 
     def put(self, row: Row, keys: Iterable[str], *prefix: str) -> None:
-        """Append the values of a row of metrics.jsonl to the curves (*prefix, key)."""
+        """Append the values of a row of metrics.jsonl to the curves (*prefix, key).
+
+        A row without a step, and curves beyond MAX_CURVES, are passed over.
+        """
         step = finite_or_nan(row.get("step"))
         if math.isnan(step):
             return
@@ -71,9 +75,10 @@ class CurveStore(defaultdict[tuple[str, ...], ColumnPair]):
 
 
 def thinned_indices(y: np.ndarray, most: int) -> np.ndarray:
-    """Indices of about `most` points that keep the shape of a curve.
+    """Indices of about `most` points that keep the shape of a curve; y: its values.
 
-    Both ends are kept and, of each stretch, the least, the greatest and the first gap.
+    Both ends are kept and, of each stretch, up to three points: the least, the greatest and the
+    first gap, which is a value that is not finite. So there are most / 3 stretches.
     """
     n = len(y)
     if n <= most:
@@ -91,18 +96,20 @@ def thinned_indices(y: np.ndarray, most: int) -> np.ndarray:
 
 
 def json_numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
-    """Numbers for JSON: rounded, whole ones without a point, null if not finite."""
+    """Numbers for JSON: in `digits` digits, whole ones exact, None if not finite."""
     return [_json_number(float(value), digits) for value in values]
 
 
 def json_grid(cells: np.ndarray) -> list[list[float | None]]:
-    """The rows of a heatmap for JSON."""
+    """The rows of a heatmap for JSON; 4 digits are finer than its colours."""
     return [json_numbers(row, 4) for row in cells]
 
 
 def _json_number(value: float, digits: int) -> float | None:
+    """A number for JSON: in `digits` digits, None if not finite."""
     if not math.isfinite(value):
         return None
+    # a whole number is written without a point; up to 1e15, float64 holds it exactly
     if value == int(value) and abs(value) < 1e15:
         return int(value)
     return float(f"{value:.{digits}g}")

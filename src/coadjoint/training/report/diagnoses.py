@@ -21,7 +21,7 @@ def save(
 
     diagnostics.json holds the numbers and the charts (`co.report.write(folder)` makes a page of
     it), diagnostics.npz all arrays, without pickle. If matplotlib is installed, each chart is also
-    written as a PNG.
+    written as a PNG. about: what the page says of the network and its data.
     """
     check_path("folder", folder)
     check_kind("found", found, (Examination, Compared), "the result of co.diagnostics.examine")

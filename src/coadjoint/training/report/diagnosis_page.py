@@ -17,6 +17,7 @@ from .read import as_mapping, as_mappings, as_vector, read_mapping
 from .text import HEAT_ROWS, Row, clean, finite_or_nan
 
 MAX_CHARTS = 40
+MAX_CARDS = 8
 MAX_ENTRIES = 60  # of a list in a chart or a table
 WORD_COLUMNS = ("figure", "unit", "meaning", "what it says")  # the last: before 0.7.1
 
@@ -31,7 +32,10 @@ class Diagnosis:
 
 
 def read_diagnosis(folder: Path, faults: list[str]) -> Diagnosis | None:
-    """The diagnosis in a folder; None without a diagnostics.json that can be read."""
+    """The diagnosis in a folder; None without a diagnostics.json that can be read.
+
+    What cannot be read adds a sentence to `faults`.
+    """
     found = read_mapping(folder / "diagnostics.json", faults)
     if not found:
         return None
@@ -51,7 +55,10 @@ def read_diagnosis(folder: Path, faults: list[str]) -> Diagnosis | None:
 
 
 def diagnosis_table(table: Row) -> Table:
-    """The figures of a diagnosis; rows that do not fit the heads are left out."""
+    """The figures of a diagnosis, from {"heads": [...], "rows": [[...], ...]}.
+
+    Rows that do not fit the heads are left out.
+    """
     heads = _texts(table.get("heads"))
     rows = []
     if heads:
@@ -59,11 +66,12 @@ def diagnosis_table(table: Row) -> Table:
             row = _texts(entry)
             if len(row) == len(heads):
                 rows.append(row)
-    words = [i for i, head in enumerate(heads) if head in WORD_COLUMNS]
-    return make_table("Figures", heads, rows, "No figures were recorded.", text=words)
+    text_columns = [i for i, head in enumerate(heads) if head in WORD_COLUMNS]
+    return make_table("Figures", heads, rows, "No figures were recorded.", text=text_columns)
 
 
 def _texts(value: object) -> list[str]:
+    """The entries of a list as safe text, at most MAX_ENTRIES; [] if the value is no list."""
     if not isinstance(value, list):
         return []
     return list(map(clean, value[:MAX_ENTRIES]))
@@ -100,13 +108,16 @@ def diagnosis_page(folder: Path) -> Page:
 
 
 def cards(table: Table) -> dict[str, str]:
-    """The first figures of one network; a comparison of several has none."""
+    """The first figures of one network, {figure: value and unit}, for the top of the page.
+
+    A comparison of several networks has a column for each, and no cards.
+    """
     if table.head[:3] != ["figure", "value", "unit"]:
         return {}
-    found = {}
-    for figure, value, unit, *_ in table.rows[:8]:
-        found[str(figure)] = f"{value} {unit}"
-    return found
+    texts = {}
+    for figure, value, unit, *_ in table.rows[:MAX_CARDS]:
+        texts[str(figure)] = f"{value} {unit}"
+    return texts
 
 
 def chart_figure(chart: Row, k: int) -> PageFigure:
@@ -117,6 +128,10 @@ def chart_figure(chart: Row, k: int) -> PageFigure:
 
 
 def _lines_figure(chart: Row, k: int) -> PageFigure:
+    """The k-th chart as curves, with horizontal rules where it has some.
+
+    "decades": its values are logarithms already; "share": they lie between 0 and 1.
+    """
     texts = _chart_texts(chart)
     label = texts["y"]
     if chart.get("decades") is True:
@@ -142,7 +157,11 @@ def _lines_figure(chart: Row, k: int) -> PageFigure:
 
 
 def _grid_figure(chart: Row, k: int) -> PageFigure:
-    """Cells over two axes, which are the abscissa and the ordinate of the first curve."""
+    """The k-th chart as a heatmap: cells[i][j] lies at place i across and j up.
+
+    The places are the abscissae and the ordinates of the first curve. Columns that are too short,
+    and cells without a place, are left out.
+    """
     texts = _chart_texts(chart)
     id = f"diagnostic-{k}"
     curves = _chart_curves(chart)
@@ -155,7 +174,7 @@ def _grid_figure(chart: Row, k: int) -> PageFigure:
     columns = columns[: len(across)]
     if not np.isfinite(np.array(columns)).any():
         return PageFigure("heat", id, texts["title"], texts["about"], NO_VALUES)
-    grid = np.array(columns).T
+    grid = np.array(columns).T  # the page draws rows
     data = {
         "cells": json_grid(grid),
         "span": colour_span(grid),
@@ -171,6 +190,7 @@ def _grid_figure(chart: Row, k: int) -> PageFigure:
 
 
 def _chart_texts(chart: Row) -> Mapping[str, str]:
+    """The title of a chart, what it is about, and the labels of its axes, as safe text."""
     return {key: clean(chart.get(key) or "") for key in ("title", "about", "x", "y")}
 
 
@@ -184,6 +204,7 @@ def _entries(chart: Row, key: str, size: int) -> list[list[object]]:
 
 
 def _chart_curves(chart: Row) -> list[Curve]:
+    """The curves [name, abscissae, ordinates] of a chart, at the abscissae that are finite."""
     curves = []
     for name, across, up in _entries(chart, "curves", 3):
         x = as_vector(across)

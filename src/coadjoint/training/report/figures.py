@@ -28,6 +28,7 @@ Scale = Literal["linear", "log", "auto"]  # auto: logarithmic if the values span
 MAX_DOTS = 4000
 SMOOTHED = 400  # longer curves are drawn faintly under their running median
 MEDIANS = 120  # points of a running median
+FEWEST_POINTS = 24  # drawn of each curve, however many curves share a figure
 NO_VALUES = "No values were recorded."
 
 
@@ -65,7 +66,10 @@ class ValueAxis:
     span: list[int] | None = None  # fixed ends
 
     def is_logarithmic(self, finite: np.ndarray) -> bool:
-        """Whether these values are drawn on a logarithmic axis."""
+        """Whether these values are drawn on a logarithmic axis.
+
+        With scale "auto" they are if all are positive and span three decades.
+        """
         low = finite.min()
         high = finite.max()
         if self.scale == "linear" or high <= 0:
@@ -102,13 +106,14 @@ class LineChart:
         log = self.axis.is_logarithmic(finite)
         series: list[Row] = []
         drawn = 0
-        # without colours the count goes on for as long as there are curves
+        # count() has no end, so the shorter of the two, the curves, decides
         for curve, colour in zip(self.curves, self.colours or itertools.count(), strict=False):
             points = self._positive(curve) if log else curve
-            most = max(24, min(MAX_SERIES_POINTS, MAX_FIGURE_POINTS // len(self.curves)))
-            at = thinned_indices(points.values, most)
-            drawn += len(at)
-            series += self._series(points, colour, at)
+            fair_share = MAX_FIGURE_POINTS // len(self.curves)
+            most = max(FEWEST_POINTS, min(MAX_SERIES_POINTS, fair_share))
+            indices = thinned_indices(points.values, most)
+            drawn += len(indices)
+            series += self._series(points, colour, indices)
         nonpositive = int((finite <= 0).sum()) if log else 0
         data = {
             "drawn": drawn,
@@ -128,9 +133,10 @@ class LineChart:
         return curve._replace(values=np.where(curve.values > 0, curve.values, np.nan))
 
     def _series(self, curve: Curve, colour: int, at: np.ndarray) -> list[Row]:
-        """The curve at the points `at` and, if it is long and smooth, its running median."""
+        """The curve at the indices `at`; if long and to be smoothed, also its running median."""
         faint = self.smooth and len(curve.values) > SMOOTHED
-        one = {
+        # with 12 digits, no step is rounded
+        thinned = {
             "name": clean(curve.name),
             "colour": colour,
             "x": json_numbers(curve.steps[at], 12),
@@ -138,7 +144,7 @@ class LineChart:
             "faint": faint,
         }
         if not faint:
-            return [one]
+            return [thinned]
         median = running_median(curve)
         smoothed = {
             "name": f"{clean(curve.name)}, running median",
@@ -146,11 +152,14 @@ class LineChart:
             "x": json_numbers(median.steps, 12),
             "y": json_numbers(median.values),
         }
-        return [one, smoothed]
+        return [thinned, smoothed]
 
 
 def line_notes(drawn: int, total: int, gaps: int, nonpositive: int) -> tuple[str, ...]:
-    """Sentences about the points that a line chart does not show."""
+    """Sentences about the points that a line chart does not show.
+
+    drawn, total: points; gaps: values that are not finite; nonpositive: values without a logarithm.
+    """
     notes = []
     if drawn < total:
         notes.append(
@@ -166,7 +175,10 @@ def line_notes(drawn: int, total: int, gaps: int, nonpositive: int) -> tuple[str
 
 
 def running_median(curve: Curve) -> Curve:
-    """The medians of equal stretches of a curve, at their middle steps."""
+    """The medians of MEDIANS equal stretches of a curve, at their middle steps.
+
+    Values that are not finite are passed over.
+    """
     steps = []
     medians = []
     for stretch in np.array_split(np.arange(len(curve.values)), MEDIANS):
@@ -186,7 +198,10 @@ class Probe:
     values: np.ndarray
 
     def aligned(self) -> Probe:
-        """Times and values of equal length, both counted from the end, without unknown times."""
+        """The probe with as many times as values, and without times that are not finite.
+
+        If there are more of one, its first are dropped: the ends belong together.
+        """
         n = min(len(self.t), len(self.values))
         t = self.t[len(self.t) - n :]
         values = self.values[len(self.values) - n :]
@@ -206,7 +221,11 @@ class HeatMap:
     extras: Row = field(default_factory=dict)
 
     def figure(self) -> PageFigure:
-        """The figure, or why it is empty; a cell that stands for many values shows the greatest."""
+        """The figure, or why it is empty.
+
+        Long sequences and many probes share cells: times are grouped into at most HEAT_COLUMNS
+        columns, probes into at most HEAT_ROWS bands. A cell shows the greatest of its values.
+        """
         aligned = [probe.aligned() for probe in self.probes if len(probe.t) and len(probe.values)]
         values = np.concatenate([np.empty(0), *(probe.values for probe in aligned)])
         if not np.isfinite(values).any():
@@ -216,8 +235,8 @@ class HeatMap:
         columns = np.array_split(times, min(HEAT_COLUMNS, len(times)))
         starts = np.array([column[0] for column in columns])
         bands = np.array_split(np.arange(len(aligned)), min(HEAT_ROWS, len(aligned)))
-        cells = np.full((len(bands), len(starts)), -np.inf)
-        steps = []
+        cells = np.full((len(bands), len(starts)), -np.inf)  # stays so, and blank, without values
+        steps = []  # the first of each band
         for row, band in zip(cells, bands, strict=True):
             steps.append(aligned[band[0]].step)
             for k in band:
@@ -241,7 +260,10 @@ class HeatMap:
 
 
 def heat_notes(cells: int, values: np.ndarray) -> tuple[str, ...]:
-    """Sentences about the values that a heatmap does not show."""
+    """Sentences about the values that a heatmap does not show; cells: how many it has.
+
+    Values are logarithms, so that one of 0 is not finite.
+    """
     notes = []
     gaps = int((~np.isfinite(values)).sum())
     if cells < len(values):
@@ -252,7 +274,10 @@ def heat_notes(cells: int, values: np.ndarray) -> tuple[str, ...]:
 
 
 def colour_span(cells: np.ndarray) -> list[float | None]:
-    """The ends of the colour scale: quantiles, so that single cells do not wash out the rest."""
+    """The ends of the colour scale: the 1% and 99% quantiles.
+
+    Single cells beyond them do not wash out the rest.
+    """
     finite = cells[np.isfinite(cells)]
     return json_numbers(np.quantile(finite, (0.01, 0.99)), digits=3)
 
@@ -275,7 +300,11 @@ def dot_figure(
     lane: str,
     extras: Row | None = None,
 ) -> PageFigure:
-    """A mark for each seed; those without a value are in a separate lane."""
+    """A mark for each seed, filled if it succeeded.
+
+    label: of the axis; rows: names of the methods; lane: title of the separate column for marks
+    without a value; extras: rules and more, for the script.
+    """
     dots = list(dots)
     values = json_numbers(dot.value for dot in dots)
     marks = []

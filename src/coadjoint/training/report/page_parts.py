@@ -36,14 +36,19 @@ def make_table(
     most: int = 400,
     folded: bool = False,
 ) -> Table:
-    """A table of at most `most` rows, its text made safe; a cell is text or (text, link)."""
-    kept = list(itertools.islice(rows, most + 1))
-    cells = [list(map(_cell, row)) for row in kept[:most]]
-    note = f"The first {most:,} rows; there are more." if len(kept) > most else ""
+    """A table of at most `most` rows, its text made safe; a cell is text or (text, link).
+
+    none: the text in place of an empty table. text: the columns that do not hold numbers.
+    folded: the page shows the table only when it is opened.
+    """
+    first_rows = list(itertools.islice(rows, most + 1))  # one more, to see whether there are more
+    cells = [list(map(_cell, row)) for row in first_rows[:most]]
+    note = f"The first {most:,} rows; there are more." if len(first_rows) > most else ""
     return Table(caption, list(map(clean, head)), cells, none, note, set(text), folded)
 
 
 def _cell(value: object) -> Cell:
+    """A cell of a table: (text, link) as it is, anything else as safe text."""
     return value if isinstance(value, tuple) else clean(value)
 
 
@@ -81,7 +86,11 @@ class Page:
 
 
 def flatten_settings(value: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Nested settings as dotted names and text."""
+    """Nested settings as (dotted name, text): {"a": {"b": [1, 2]}} gives ("a.b", "1, 2").
+
+    name, depth: of this value inside the settings. Deeper than MAX_DEPTH, a mapping is one text.
+    """
+    # an empty mapping inside is shown as {}; no settings at all give nothing
     if isinstance(value, dict) and (value or depth == 0) and depth < MAX_DEPTH:
         for key, inner in value.items():
             dotted = f"{name}.{key}" if name else str(key)
@@ -93,6 +102,7 @@ def flatten_settings(value: object, name: str = "", depth: int = 0) -> Iterator[
 
 
 def _join_list(values: Iterable[object]) -> str:
+    """[1, 2] -> "1, 2"."""
     return ", ".join(map(str, values))
 
 
@@ -105,19 +115,22 @@ def _naming_key(settings: Row) -> str:
 
 
 def describe_settings(section: object) -> str:
-    """{"name": "temporal-order", "length": 100} -> "temporal-order, length 100"."""
+    """{"name": "temporal-order", "length": 100} -> "temporal-order, length 100".
+
+    Of a true setting only the key is shown, of a false one nothing; at most eight are shown.
+    """
     if not isinstance(section, dict):
         return clean(section or "")
     words = []
     settings = {}
     for key, value in section.items():
         settings[key] = _join_list(value) if isinstance(value, list) else value
-    lead = _naming_key(settings)
+    naming_key = _naming_key(settings)
     for key, value in settings.items():
-        if key == lead or not isinstance(value, str | int | float):
+        if key == naming_key or not isinstance(value, str | int | float):
             continue
         word = key if value is True else f"{key} {value}"
         if not word.endswith(" False"):
             words.append(word)
-    named = [settings[lead]] if lead else []
-    return clean(", ".join(named + words[:8]))
+    name = [settings[naming_key]] if naming_key else []
+    return clean(", ".join(name + words[:8]))

@@ -30,7 +30,10 @@ def write(folder: str | Path) -> Path:
 
 
 def read_page(folder: Path) -> Page:
-    """The page of a folder, by the files that it holds."""
+    """The page of a folder, by the files that it holds.
+
+    A run folder may hold diagnostics as well, so they are looked for last.
+    """
     if (folder / "compare.json").is_file():
         return comparison_page(folder)
     if any((folder / name).is_file() for name in RUN_FILES):
@@ -63,7 +66,7 @@ def render(page: Page) -> str:
     engine = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    # everything else is escaped
+    # Markup is inserted as it is; everything else, which may be a stranger's text, is escaped
     trusted = {
         "style": Markup(style),
         "script": Markup(script),
@@ -73,12 +76,12 @@ def render(page: Page) -> str:
 
 
 def read_asset(name: str) -> str:
-    """A file beside this one."""
+    """The text of a file beside this one: page.html, page.css or page.js."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def content_hash(text: str) -> str:
-    """The hash by which a security policy names a script or a style."""
+    """The hash by which a security policy names a script or a style: 'sha256-...', quoted."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
@@ -93,6 +96,8 @@ def script_data(page: Page) -> str:
     data = json.dumps(
         {"figures": figures, "clock": page.clock}, separators=(",", ":"), allow_nan=False
     )
-    for character in "<>&":  # U+2028 and U+2029 are not ASCII: json has escaped them
+    # "</script>" in a name would end the element. U+2028 and U+2029, which end a line of a script,
+    # are not ASCII: json has escaped them
+    for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
     return data

@@ -24,11 +24,12 @@ PROBED = ("t", "log10_costates", "temporal")
 
 
 def scan_rows(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
-    """The objects of a JSON-lines file, from the lines that contain `word`.
+    """The objects of a JSON-lines file, from the lines that contain `word`; "" takes all.
 
-    Lines that cannot be read add a sentence to `faults`.
+    Other lines are not parsed, which saves time. Lines that cannot be read add a sentence to
+    `faults`.
     """
-    bad = []
+    bad = []  # numbers of the lines that cannot be read
     n = 0
     line = ""
     try:
@@ -47,6 +48,7 @@ def scan_rows(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
     except StorageError as error:
         where = f" beyond line {n}" if n else ""
         faults.append(f"{path.name} could not be read{where}: {_reason(path, error)}")
+    # whole lines end with a newline: a last one without it was being written
     cut_off = bool(bad) and bad[-1] == n and not line.endswith("\n")
     if cut_off:
         bad.pop()
@@ -68,7 +70,10 @@ def _reason(path: Path, error: object) -> str:
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """The rows of a JSON-lines file, without a last line that a crash cut off."""
+    """The rows of a JSON-lines file, such as metrics.jsonl, without lines that cannot be read.
+
+    A crash may have cut off the last one.
+    """
     check_path("path", path)
     return list(scan_rows(Path(path), []))
 
@@ -121,18 +126,22 @@ def as_mappings(value: object) -> list[Row]:
     """The mappings of a list, or [] if the value is no list."""
     if not isinstance(value, list):
         return []
-    return [one for one in value if isinstance(one, dict)]
+    return [entry for entry in value if isinstance(entry, dict)]
 
 
 def as_vector(value: object) -> np.ndarray:
-    """The numbers of a list, NaN for everything that is not a finite number."""
+    """The numbers of a list, NaN for what is not a finite number; empty if it is no list."""
     if not isinstance(value, list):
         return np.array([])
     return np.array(list(map(finite_or_nan, value)))
 
 
 def describe_outcome(result: Row, last_step: float) -> tuple[str, str, str]:
-    """Tone, headline and details of how a run ended."""
+    """Tone, headline and details of how a run ended, from the content of result.json.
+
+    The tone is "good", "calm", "warn" or "bad". last_step: the last one in metrics.jsonl, for a
+    run without a result. A run that reached its goal is a success, however it went on.
+    """
     status = result.get("status")
     step = short_number(result.get("step") or last_step)
     goal = parse_goal(result.get("goal"))[2]
@@ -149,7 +158,7 @@ def describe_outcome(result: Row, last_step: float) -> tuple[str, str, str]:
         return "good", "Success", details
     missed = f", without reaching {goal}" if goal else ""
     match status:
-        case "success":
+        case "success":  # of a file that does not say "success": true
             return "good", "Success", f"at step {step}{reason}"
         case "finished":
             return "calm", "Finished", f"{step} steps{missed}"
@@ -189,12 +198,16 @@ class RunRecord:
         return max(steps, default=math.nan)
 
     def held_out_stems(self) -> list[str]:
-        """The held-out metrics, without their tolerances."""
+        """The held-out metrics, without their tolerances: "right" for "right_0.2"."""
+        # keys of the store are ("held-out", split, metric)
         stems = [metric_stem(key[2]) for key in self.store if key[0] == "held-out"]
         return list(dict.fromkeys(stems))
 
     def held_out(self, stem: str) -> list[Curve]:
-        """The curves of a metric at every tolerance and on every split."""
+        """The curves of a metric at every tolerance and on every split.
+
+        stem: the metric without its tolerance.
+        """
         curves = []
         for key in self.store:
             if key[0] == "held-out" and metric_stem(key[2]) == stem:
@@ -204,7 +217,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read a run folder; every fault becomes a sentence in `faults`."""
+    """Read a run folder; every fault becomes a sentence in the `faults` of the record."""
     faults: list[str] = []
     config = read_mapping(folder / "config.yaml", faults)
     environment = read_mapping(folder / "environment.json", faults)
@@ -229,7 +242,7 @@ def read_run(folder: Path) -> RunRecord:
             store.put(row, ("decay", "radius"), "probe")
             axis = clean(row.get("axis") or "")
             norms = as_mapping(row.get("gradients"))
-            names = [name for name in norms if name != "step"]
+            names = [name for name in norms if name != "step"]  # a key that rows need themselves
             store.put(norms | {"step": step}, names, "norm")
     if os.path.lexists(folder / "clock.jsonl"):
         for row in scan_rows(folder / "clock.jsonl", faults):
@@ -237,9 +250,9 @@ def read_run(folder: Path) -> RunRecord:
     _check_model(folder / "model.safetensors", faults)
     faults += [f"{plural(n, 'step')} skipped: {why}." for why, n in skipped.most_common(5)]
     # steps that a resumed run wrote again are counted again, as in `clipped`
-    trained = len(store.get(("train", "gradient"), ((),))[0])
-    share = clipped / max(1, trained)
-    return RunRecord(config, environment, result, store, probes, faults, share, axis)
+    trained_steps, *_ = store.get(("train", "gradient"), ((),))
+    clipped_share = clipped / max(1, len(trained_steps))
+    return RunRecord(config, environment, result, store, probes, faults, clipped_share, axis)
 
 
 def _put_metrics(store: CurveStore, row: Row, *prefix: str) -> None:
@@ -249,8 +262,11 @@ def _put_metrics(store: CurveStore, row: Row, *prefix: str) -> None:
 
 
 def folder_within(folder: Path, run: Row) -> Path | None:
-    """The run's folder, if it lies within the compare folder."""
-    try:
+    """The run's folder, if it lies within the compare folder; None otherwise.
+
+    compare.json may be a stranger's: what it names is never followed elsewhere.
+    """
+    try:  # ".." is outside: a run without a folder has none
         path = (folder / str(run.get("folder") or "..")).resolve()
         inside = path.is_relative_to(folder.resolve()) and path.is_dir()
     except (OSError, ValueError):
@@ -261,13 +277,14 @@ def folder_within(folder: Path, run: Row) -> Path | None:
 def held_out_curve(path: Path, metric: str, faults: list[str]) -> tuple[str, Curve]:
     """The metric and the held-out curve of a run, on the test set if there is one.
 
-    Without a metric, the first one that is not the loss is taken.
+    path: the run's folder. metric: "" takes the first one that is not the loss. What cannot be read
+    adds a sentence to `faults`.
     """
     store = CurveStore()
     if os.path.lexists(path / "metrics.jsonl"):
         for row in scan_rows(path / "metrics.jsonl", faults, '"held-out"'):
             if row.get("kind") == "held-out":
-                _put_metrics(store, row)
+                _put_metrics(store, row)  # by (split, metric)
     if not metric and store:
         metric = next((name for _, name in store if name != "loss"), "loss")
     splits = [split for split, name in store if name == metric]

@@ -80,9 +80,10 @@ class RunFigures:
 
     def training(self) -> list[PageFigure]:
         """Loss, held-out metrics and the curves of training."""
-        metric = metric_stem(parse_goal(self.run.result.get("goal"))[0])
+        goal_metric, _, _ = parse_goal(self.run.result.get("goal"))
+        goal_stem = metric_stem(goal_metric)
         stems = [stem for stem in self.run.held_out_stems() if stem != "loss"]
-        stems.sort(key=lambda stem: (stem != metric, stem))  # the metric of the goal comes first
+        stems.sort(key=lambda stem: (stem != goal_stem, stem))  # the metric of the goal comes first
         figures = [self._loss()]
         figures += [self._held_out(k, stem) for k, stem in enumerate(stems[:MAX_METRICS])]
         figures += [self._curve(curve) for curve in TRAINING if not self._is_idle(curve)]
@@ -110,7 +111,10 @@ class RunFigures:
         ]
 
     def _common(self) -> Row:
-        """A mark at the step of success, and steps that can be read as time."""
+        """What all figures over steps share: a mark at the success, and "clock".
+
+        With "clock" the page also tells the time at which a step was taken.
+        """
         step = finite_or_nan(self.run.result.get("success_step"))
         marks = []
         if self.run.result.get("success") is True and not math.isnan(step):
@@ -118,6 +122,7 @@ class RunFigures:
         return {"marks": marks, "clock": True}
 
     def _loss(self) -> PageFigure:
+        """The loss on training batches and on every held-out split."""
         training = self.run.store.curve("train", "loss", name="training")
         chart = LineChart(
             "loss",
@@ -131,6 +136,7 @@ class RunFigures:
         return chart.figure()
 
     def _curve(self, curve: CurveFigure) -> PageFigure:
+        """A curve of metrics.jsonl by itself, with its rule if it has one."""
         extras = self._common()
         if curve.rule is not None:
             y, label = curve.rule
@@ -148,7 +154,7 @@ class RunFigures:
         return chart.figure()
 
     def _is_idle(self, curve: CurveFigure) -> bool:
-        """Whether the penalty is always 0, or this optimiser has no such curve."""
+        """Whether a curve is left out: of a penalty that is always 0, or of another optimiser."""
         is_recorded = (curve.kind, curve.key) in self.run.store
         if curve.key in OPTIONAL_CURVES:
             return not is_recorded
@@ -157,6 +163,10 @@ class RunFigures:
         return False
 
     def _held_out(self, k: int, stem: str) -> PageFigure:
+        """The k-th held-out metric, with a rule at the goal if the goal is about it.
+
+        stem: the metric without its tolerance; all tolerances share the figure.
+        """
         metric, threshold, goal = parse_goal(self.run.result.get("goal"))
         extras = self._common()
         if metric_stem(metric) == stem and not math.isnan(threshold):
@@ -176,7 +186,10 @@ class RunFigures:
         return chart.figure()
 
     def _heat(self, k: int, id: str, title: str, about: str, label: str) -> PageFigure:
-        """A heatmap of the k-th array of every probe."""
+        """A heatmap of the k-th array of every probe: 1, the costates; 2, the components.
+
+        Array 0 of a probe holds the times of both.
+        """
         extras: Row = {}
         if self.run.axis:  # the states of this network follow each other, but not in time
             title = f"{title.removesuffix(' through time')} by {self.run.axis}"
@@ -189,6 +202,7 @@ class RunFigures:
         return HeatMap(id, title, about, label, probes, extras).figure()
 
     def _norms(self) -> PageFigure:
+        """The norm of the gradient by each parameter, over steps."""
         store = self.run.store
         chart = LineChart(
             "norms",

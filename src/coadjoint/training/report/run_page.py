@@ -51,7 +51,7 @@ def run_page(folder: Path) -> Page:
         PageSection("again", "Run it again", commands=commands),
     ]
     if diagnosis is not None:
-        sections.insert(2, diagnosis.section)
+        sections.insert(2, diagnosis.section)  # after the inside of the gradient
     return Page(
         kind="run",
         name=clean(name),
@@ -66,20 +66,26 @@ def run_page(folder: Path) -> Page:
 
 
 def clock_data(run: RunRecord) -> Row | None:
-    """Steps and the seconds since the run began, for the page's script."""
+    """Steps and the seconds since the run began, for the page's script; None if not recorded."""
     curve = run.store.curve("clock", "seconds")
-    at = thinned_indices(curve.values, CLOCK_POINTS)
-    if not len(at):
+    indices = thinned_indices(curve.values, CLOCK_POINTS)
+    if not len(indices):
         return None
-    return {"steps": json_numbers(curve.steps[at], 12), "seconds": json_numbers(curve.values[at])}
+    return {
+        "steps": json_numbers(curve.steps[indices], 12),
+        "seconds": json_numbers(curve.values[indices]),
+    }
 
 
 def cards(run: RunRecord) -> dict[str, str]:
-    """The key figures of a run, without those that are missing."""
+    """The key figures of a run, {name: text}, without those that are missing.
+
+    A run without a result has its steps and its time from what was recorded last.
+    """
     result = run.result
     clock = run.store.curve("clock", "seconds").values
     last_seconds = clock[-1] if len(clock) else None
-    found = {
+    texts = {
         "steps": short_number(result.get("step") or run.last_step),
         "time": duration(result.get("seconds") or last_seconds),
         **metric_cards(result),
@@ -89,23 +95,26 @@ def cards(run: RunRecord) -> dict[str, str]:
         "spectral radius, first → last": first_and_last(run, "radius"),
         "steps clipped": f"{run.clipped_share:.1%}" if run.clipped_share else "",
     }
-    return {name: text for name, text in found.items() if text not in ("", NO_VALUE)}
+    return {name: text for name, text in texts.items() if text not in ("", NO_VALUE)}
 
 
 def metric_cards(result: Row) -> dict[str, str]:
     """The final metrics on each split, the metric of the goal first."""
     goal_metric = parse_goal(result.get("goal"))[0]
-    found = []
+    final = []
     for split, metrics in as_mapping(result.get("metrics")).items():
         for name, value in as_mapping(metrics).items():
-            found.append((name, split, value))
-    found.sort(key=lambda metric: metric[0] != goal_metric)
-    shown = found[:MAX_METRIC_CARDS]
+            final.append((name, split, value))
+    final.sort(key=lambda metric: metric[0] != goal_metric)
+    shown = final[:MAX_METRIC_CARDS]
     return {clean(f"{name} ({split})"): short_number(value) for name, split, value in shown}
 
 
 def first_and_last(run: RunRecord, key: str) -> str:
-    """The first and the last value of a probed curve: "-3.2 → -0.1"."""
+    """The first and the last value of a probed curve: "-3.2 → -0.1".
+
+    If one of them is not finite, the other alone.
+    """
     values = run.store.curve("probe", key).values
     if not len(values):
         return ""
@@ -117,8 +126,8 @@ def first_and_last(run: RunRecord, key: str) -> str:
 
 
 def held_out_table(run: RunRecord) -> Table:
-    """Held-out values at up to 40 steps."""
-    columns = {}
+    """Held-out values, a column for each metric and split, at up to 40 evenly chosen steps."""
+    columns = {}  # {curve: {step: value}}
     for stem in run.held_out_stems():
         for curve in run.held_out(stem):
             columns[curve.name] = dict(zip(curve.steps, curve.values, strict=True))
@@ -136,10 +145,10 @@ def held_out_table(run: RunRecord) -> Table:
 def example_table(run: RunRecord) -> Table:
     """Held-out sequences and what the network predicts for them."""
     examples = as_mappings(run.result.get("examples"))
-    known: Row = {}
+    all_keys: Row = {}  # in the order of their first appearance
     for example in examples:
-        known |= example
-    keys = list(known)[:MAX_EXAMPLE_KEYS]
+        all_keys |= example
+    keys = list(all_keys)[:MAX_EXAMPLE_KEYS]
     rows = []
     for example in examples:
         rows.append([_mark(example.get(key)) for key in keys])
@@ -156,7 +165,7 @@ def _mark(value: object) -> object:
 
 
 def setup_tables(run: RunRecord) -> list[Table]:
-    """Configuration and environment."""
+    """The tables of the configuration and of the environment: versions, device and so on."""
     config = flatten_settings(run.config)
     environment = flatten_settings(run.environment)
     no_config = "No config.yaml: the run was started from Python."

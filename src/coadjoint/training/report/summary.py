@@ -25,7 +25,7 @@ def markdown(folder: str | Path) -> str:
     if "took" in page.facts:
         runs = sum(len(task.runs) for task in comparison.tasks)
         parts.append(f"{plural(runs, 'run')}; {page.facts['took']}.")
-    for section in page.sections:
+    for section in page.sections:  # of figures, runs and setup only the page tells
         if not section.id.startswith(("overview", "results")):
             continue
         for table in section.tables:
@@ -42,14 +42,14 @@ def code_fence(text: str) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """A table without its links."""
+    """A table of the page in Markdown, without its links."""
     rule = ["---"] * len(table.head)
     lines = [markdown_line(table.head), markdown_line(rule), *map(markdown_line, table.rows)]
     return "\n".join(lines)
 
 
 def markdown_line(cells: Iterable[Cell]) -> str:
-    """One row of a table."""
+    """One row of a table in Markdown; line breaks and bars in cells would end them."""
     texts = []
     for cell in cells:
         text = cell if isinstance(cell, str) else cell[0]

@@ -25,7 +25,7 @@ NO_VALUE = "–"
 def clean(value: object) -> str:
     """Text that is safe to show.
 
-    Characters that hide or reorder others are spelt out, and long text is cut.
+    Characters that hide or reorder others are spelt out, long text is cut, and None is a dash.
     """
     if value is None:
         return NO_VALUE
@@ -42,7 +42,7 @@ def finite_or_nan(value: object) -> float:
         return math.nan
     try:
         x = float(value)
-    except OverflowError:
+    except OverflowError:  # an int beyond the range of float
         return math.nan
     return x if math.isfinite(x) else math.nan
 
@@ -82,9 +82,9 @@ def duration(value: object) -> str:
 
 
 def parse_goal(text: object) -> tuple[str, float, str]:
-    """Metric, threshold and text of a goal, or ("", nan, "").
+    """Metric, threshold and text of a goal: "right >= 1" gives ("right", 1.0, "right ≥ 1").
 
-    "right >= 1" gives ("right", 1.0, "right ≥ 1").
+    None gives ("", nan, ""); text that is no goal, ("", nan, text).
     """
     shown = clean(text or "").replace(">=", "≥").replace("<=", "≤")
     match = re.fullmatch(r"\s*(\S+)\s*[<>]=\s*([-+.\deE]+)\s*", str(text or ""))
