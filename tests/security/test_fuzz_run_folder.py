@@ -82,7 +82,7 @@ def quick(monkeypatch):
     )  # all of them have the same options
     monkeypatch.setattr(jinja2.Environment, "__hash__", lambda one: 0)
     monkeypatch.setattr(examination, "plot", no_picture)
-    for owner, name in ((loop.Training, "advance"), (learning.Learning, "take")):
+    for owner, name in ((loop.Training, "advance"), (learning.Learning, "take_step")):
         stop_soon(monkeypatch, owner, name)
 
 
