@@ -236,6 +236,6 @@ def test_what_has_no_curvature_is_refused():
         Curvature(stack, batch, "squared")
     assert "\n" not in str(refused.value)
     dropping, batch = problem("elman", "last", {"dropout": 0.5})
-    with pytest.raises(co.Unsupported, match=r"curvature: dropout.*net\.eval"):
+    with pytest.raises(co.Unsupported, match=r"curvature: with dropout.*net\.eval"):
         Curvature(dropping, batch, "squared")
     assert Curvature(dropping.eval(), batch, "squared").gradient().any()

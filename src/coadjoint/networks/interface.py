@@ -13,9 +13,8 @@ from __future__ import annotations
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from ..cells.cell import Cell
@@ -28,11 +27,13 @@ from ..sweeps.layout import Sequences, lay_out
 from ..sweeps.torch_internals import has_hooks
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from .layers import Recorded
     from .network import Network
     from .recurrence import Recurrence
 
-Lengths = ArrayLike  # the steps of each sample, [B] whole numbers
+Lengths: TypeAlias = "ArrayLike"  # the steps of each sample, [B] whole numbers
 
 
 class NetRun(Protocol):
