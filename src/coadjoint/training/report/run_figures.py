@@ -193,7 +193,7 @@ class RunFigures:
         extras: Row = {}
         if self.run.axis:  # the states of this network follow each other, but not in time
             title = f"{title.removesuffix(' through time')} by {self.run.axis}"
-            about = about.replace("moment", "place")
+            about = about.replace("time step", self.run.axis)
             extras["axis"] = self.run.axis
         probes = []
         for step in sorted(self.run.probes):
