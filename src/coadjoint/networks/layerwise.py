@@ -58,7 +58,7 @@ class Layerwise:
             w = scale(mantissa, (k - m).reshape(-1, *entry_axes)) * shares.reshape(-1, *entry_axes)
             found = pull_parameters(module, self.run.x[i - 1].detach(), w)
             own_names = {name: names[id(p)] for name, p in module.named_parameters()}
-            terms.append({own_names[name]: g.double() for name, g in found.items()})
+            terms.append({own_names[name]: g.detach().double() for name, g in found.items()})
             exponents.append(m)
         return terms, exponents
 

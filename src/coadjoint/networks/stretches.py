@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..cells.activations import ACTIVATIONS
 from ..cells.classic import elman
 from ..sweeps import engines
 from ..sweeps.plan import SweepPlan
@@ -172,7 +173,8 @@ def sweeps_can_run(module: nn.Module, x: Tensor) -> bool:
     """Whether a map is a dense layer from the width of x to the same width, for a sweep."""
     if x.dim() != 2 or not isinstance(module, Dense | Tied) or has_hooks(module):
         return False
-    return module.sweepable and module.inputs == module.outputs == x.shape[1]
+    is_formula = module.activation in ACTIVATIONS  # the functions that a cell's formula may use
+    return is_formula and module.inputs == module.outputs == x.shape[1]
 
 
 def run_dense(layers: Sequence[nn.Module], x: Tensor) -> DenseStretch:
@@ -187,7 +189,7 @@ def run_dense(layers: Sequence[nn.Module], x: Tensor) -> DenseStretch:
     L = len(layers)
     B, n = x.shape
     cell = elman(activation)
-    engine = engines.load(engines.for_weights_by_step(cell, x.device.type))
+    engine = engines.load(engines.resolve("auto", cell, x.device.type))
     assert engine is not None
     plan = SweepPlan(cell, uniform_rows(L, B), engine, checked=False)
     base = torch.stack(biases)[:, None].expand(L, B, n).reshape(L * B, n)
