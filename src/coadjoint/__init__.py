@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from .gradients.penalised import Penalised
     from .gradients.rtrl import RTRL, Stream
     from .gradients.truncated import Truncated
-    from .networks import initialisers
+    from .networks import initialisers, maps
     from .networks.decoder_run import DecoderRun
     from .networks.layers import Recorded
     from .networks.network import Network
@@ -153,6 +153,7 @@ _MODULES = {
     "gradients": "gradients",
     "initialisers": "networks.initialisers",
     "losses": "objectives.losses",
+    "maps": "networks.maps",
     "networks": "networks",
     "nn": "nn",
     "objectives": "objectives",
@@ -292,6 +293,7 @@ __all__ = [
     "log",
     "log1p",
     "losses",
+    "maps",
     "networks",
     "nn",
     "norm",

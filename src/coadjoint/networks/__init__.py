@@ -22,6 +22,7 @@ reservoir          Reservoir: echo state networks
 reservoir_weights  their fixed weights
 expansions         their expansions and kernels
 ridge              readouts in closed form
+maps               maps of chains, with the products of their derivatives
 initialisers       weights drawn by name
 factory            make: networks by plain options
 about              the facts about a cell in a network
