@@ -22,6 +22,7 @@ reservoir          Reservoir: echo state networks
 reservoir_weights  their fixed weights
 expansions         their expansions and kernels
 ridge              readouts in closed form
+maps               maps of chains, with the products of their derivatives
 initialisers       weights drawn by name
 factory            make: networks by plain options
 about              the facts about a cell in a network
@@ -37,6 +38,8 @@ from __future__ import annotations
 from ..errors import renamed_attributes
 from . import initialisers, ridge
 from .about import CellFacts, about
+from .chain import Chain
+from .chain_run import ChainCostates, ChainRun
 from .decoder_run import DecoderRun
 from .factory import make
 from .interface import Net, NetRun
@@ -48,6 +51,9 @@ from .stack import Stack, StackRun
 
 __all__ = [
     "CellFacts",
+    "Chain",
+    "ChainCostates",
+    "ChainRun",
     "DecoderRun",
     "EncoderDecoder",
     "Net",
