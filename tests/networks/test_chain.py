@@ -7,6 +7,7 @@ through everything at once.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 
@@ -76,7 +77,7 @@ def sequential(name):
         return [nn.Linear(4, 8), layer, Attention(8), nn.Flatten(), nn.Linear(40, 3)], (5, 4)
     if name == "dense":
         widths = [5, 6, 6, 6, 6, 4, 4, 4]
-        dense = [co.maps.Dense(n, m) for n, m in zip(widths, widths[1:], strict=False)]
+        dense = [co.maps.Dense(n, m) for n, m in itertools.pairwise(widths)]
         return [*dense, co.maps.Dense(4, 3, "identity")], (5,)
     if name == "mixed":
         first, second = co.maps.Dense(5, 5), co.maps.Dense(5, 5, "relu")
@@ -173,7 +174,7 @@ def test_a_users_own_backward_is_the_same(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_pushes_and_pulls_are_transposes(name):
-    chain, x, y = problem(name)
+    chain, x, _ = problem(name)
     run = chain(x)
     v = torch.randn_like(x)
     changes = run.push_states(v)
@@ -220,8 +221,8 @@ def test_float32_agrees_with_float64_where_costates_have_long_left_its_range(mak
         found[dtype] = (e.costates.log_ratios(), whole)
     assert found[F64][0].sum(0).max() < -200  # e^-200 is below the range of float32
     ratios, gradient = found[torch.float32]
-    assert torch.allclose(ratios, found[F64][0], rtol=0, atol=2e-6)
-    assert (gradient - found[F64][1]).norm() <= 1e-6 * found[F64][1].norm()
+    assert torch.allclose(ratios, found[F64][0], rtol=0, atol=1e-6)
+    assert (gradient - found[F64][1]).norm() <= 2e-6 * found[F64][1].norm()
 
 
 def test_a_sequential_keeps_its_own_parameters():
@@ -305,8 +306,8 @@ REFUSED = {
     "in place": ([nn.Linear(4, 4), Overwriting()], "map 1 .Overwriting. changes its input"),
     "tuple": ([nn.Linear(4, 4), Pair()], "map 1 .Pair. returned .* one tensor"),
     "rnn": ([nn.LSTM(4, 4)], "map 0 .LSTM. returned .* one tensor"),
-    "samples": ([nn.Linear(4, 4), Merging()], "map 1 .Merging. returned shape .1, 4. for 5 samples"),
-    "width": ([nn.Linear(4, 4), nn.Linear(3, 3)], r"map 1 .Linear. cannot take a state of shape .5, 4."),
+    "samples": ([nn.Linear(4, 4), Merging()], "map 1 .Merging. returned shape .1, 4. for 5"),
+    "width": ([nn.Linear(4, 4), nn.Linear(3, 3)], r"map 1 .Linear. cannot take a state"),
 }  # fmt: skip
 
 
@@ -392,7 +393,7 @@ def test_hooks_fire_and_are_differentiated():
 
 
 def test_chains_are_copied_pickled_and_loaded():
-    chain, x, y = problem("mixed")
+    chain, x, _ = problem("mixed")
     for other in (copy.deepcopy(chain), pickle.loads(pickle.dumps(chain))):
         assert torch.equal(other(x).a, chain(x).a)
         assert other.maps[2].W is other.maps[1].W  # tied weights stay tied

@@ -505,7 +505,8 @@ def test_a_network_without_a_required_member_is_refused():
     assert issubclass(co.EncoderDecoder, Net)
     assert not issubclass(co.EncoderDecoder, Readout)
     with pytest.raises(
-        co.KindError, match=r"the network must be a co\.Network, co\.Stack, co\.EncoderDecoder or co\.Chain"
+        co.KindError,
+        match=r"the network must be a co\.Network, co\.Stack, co\.EncoderDecoder or co\.Chain",
     ):
         co.BPTT()(nn.Linear(2, 2), batch(), "squared")
 

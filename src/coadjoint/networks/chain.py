@@ -8,6 +8,7 @@ is a tensor of any shape. Depth takes the place of time, and layers that of step
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -112,14 +113,14 @@ class Chain(Net):
             (31, 64, 10)
         """
         check_positive(inputs=inputs, outputs=outputs)
-        make = {"bias": bias, "dtype": dtype, "device": device}
+        dense = functools.partial(Dense, bias=bias, dtype=dtype, device=device)
         maps: list[nn.Module] = []
         before = inputs
         for width in widths:
             check_positive(width=width)
-            maps.append(Dense(before, width, activation, **make))
+            maps.append(dense(before, width, activation))
             before = width
-        maps.append(Dense(before, outputs, "identity", **make))
+        maps.append(dense(before, outputs, "identity"))
         draw_weights(maps, start, gain, seed)
         return cls(*maps, output=output, shape=(inputs,))
 
@@ -158,12 +159,15 @@ class Chain(Net):
             raise InputError(
                 f"shape is that of an image, (channels, height, width); got {brief(shape)}."
             )
-        make = {"dtype": dtype, "device": device}
+        dense = functools.partial(Dense, dtype=dtype, device=device)
         before, height, width = shape
         maps: list[nn.Module] = []
         for count in channels:
             check_positive(channels=count)
-            maps.append(Conv(before, count, size, activation=activation, **make))
+            convolution = Conv(
+                before, count, size, activation=activation, dtype=dtype, device=device
+            )
+            maps.append(convolution)
             height = (height - size + 1) // pool
             width = (width - size + 1) // pool
             if min(height, width) < 1:
@@ -177,9 +181,9 @@ class Chain(Net):
         maps.append(Flatten())
         entries = before * height * width
         for units in widths:
-            maps.append(Dense(entries, units, activation, **make))
+            maps.append(dense(entries, units, activation))
             entries = units
-        maps.append(Dense(entries, outputs, "identity", **make))
+        maps.append(dense(entries, outputs, "identity"))
         draw_weights(maps, start, gain, seed)
         return cls(*maps, output=output, shape=shape)
 
@@ -210,12 +214,12 @@ class Chain(Net):
             [64, 32, 8, 32, 64]
         """
         check_positive(inputs=inputs)
-        make = {"dtype": dtype, "device": device}
+        dense = functools.partial(Dense, dtype=dtype, device=device)
         encoder: list[Dense] = []
         before = inputs
         for width in widths:
             check_positive(width=width)
-            encoder.append(Dense(before, width, activation, **make))
+            encoder.append(dense(before, width, activation))
             before = width
         if not encoder:
             raise InputError("an autoencoder needs the width of at least one layer: [32, 8].")
@@ -225,7 +229,7 @@ class Chain(Net):
             if tied:
                 decoder.append(Tied(layer, activation=psi))
             else:
-                decoder.append(Dense(layer.outputs, layer.inputs, psi, **make))
+                decoder.append(dense(layer.outputs, layer.inputs, psi))
         maps = [*encoder, *decoder]
         draw_weights(maps, start, gain, seed)
         return cls(*maps, output=output, shape=(inputs,))
@@ -291,17 +295,18 @@ class Chain(Net):
             x = x.detach().requires_grad_()  # where lam_0 = dL/dinput is taken
         states = [x]
         stretches: list[Stretch] = []
+        maps = list(self.maps)
         with attention_with_derivatives(self):
             begin = 0
-            while begin < len(self.maps):
+            while begin < len(maps):
                 before = states[-1]
-                end = end_of_stretch(self.maps, begin, before)
+                end = end_of_stretch(maps, begin, before)
                 stretch: Stretch
                 if end - begin >= SHORTEST_STRETCH:
-                    stretch = run_dense(self.maps[begin:end], before)
+                    stretch = run_dense(maps[begin:end], before)
                 else:
                     end = begin + 1
-                    stretch = MapStretch(before, call_map(begin, self.maps[begin], before))
+                    stretch = MapStretch(before, call_map(begin, maps[begin], before))
                 stretches.append(stretch)
                 states += stretch.states
                 begin = end
@@ -333,5 +338,3 @@ def count_entries(maps: Iterable[nn.Module], names: Sequence[str]) -> int:
         if any(True for _ in module.parameters()):  # a map of another kind decides the shape
             return 0
     return 0
-
-

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -84,7 +83,6 @@ def refuse_mixing(maps: Iterable[nn.Module]) -> None:
                 )
 
 
-@functools.cache
 def is_free_of_attention(kind: type[nn.Module]) -> bool:
     """Whether a class of modules is torch's or ours, and computes no attention itself."""
     is_attention = issubclass(kind, nn.MultiheadAttention)

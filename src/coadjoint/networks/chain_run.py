@@ -1,6 +1,6 @@
 """ChainRun: the run of a Chain over a batch, its outputs and its costates.
 
-    x_{i+1} = f_i(x_i),  i = 0..L-1;   a = x_L,   y_hat = phi(a);   lam_i = dL/dx_i,  i = 0..L
+x_{i+1} = f_i(x_i),  i = 0..L-1;   a = x_L,   y_hat = phi(a);   lam_i = dL/dx_i,  i = 0..L
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class ChainRun:
         return again
 
     def pull(self, w: Sequence[Tensor], create_graph: bool | None = None) -> list[Tensor]:
-        """Df_i(x_{i-1})' w_i for i = 1..L: each w_i [B, ...] is shaped like x_i, the result x_{i-1}.
+        """Df_i(x_{i-1})' w_i for i = 1..L; w_i is shaped like x_i, and its result like x_{i-1}.
 
         create_graph: the result can be differentiated again; by default if gradients are on.
         """
@@ -260,7 +260,6 @@ class ChainRun:
             (pulled,) = torch.autograd.grad(phi(a), a, w, create_graph=True)
             (change,) = torch.autograd.grad(pulled, w, da, create_graph=is_needed)
         return change.view(self.a.shape)
-
 
     def components(self, evaluation: Evaluated) -> Layerwise:
         """The gradient of an evaluation of this run, by layer."""
