@@ -31,10 +31,11 @@ import torch
 from torch import Tensor
 
 from ..cells.transport import remembers_origin
-from ..errors import KindError, Unsupported, brief, real, renamed_attributes
+from ..errors import KindError, Unsupported, brief, check_seed, real, renamed_attributes
 from ..sweeps.costates import BaseCostates, Costates, keep_where_zero, norm
 from ..sweeps.layout import check_dense
 from ..sweeps.rows import scale
+from .draws import random_signs
 
 # Public as co.penalties.X.
 from .penalty_type import PARTS as PARTS
@@ -225,6 +226,32 @@ def omega_published(lam: BaseCostates) -> Tensor:
     terms = _omega_terms(back, norm(back), size)
     value = torch.where(on, terms, 0).sum() / on.sum().clamp(min=1)
     return value.expand(B)
+
+
+@remembers_origin
+def isometry(seed: int = 0) -> Penalty:
+    """mean over t = 1..T of (log ||J_t' r_t|| - log ||r_t||)^2, J_t = dx_t/dx_{t-1}, for random
+    signs r_t of every state, drawn anew at each training step: every step (or layer) should keep
+    the length of any costate, not only of those that the loss sends. It needs no recursion: one
+    pull more for each step. Steps where J_t' r_t is zero are left out.
+    """
+    check_seed(seed)
+
+    def value(lam: BaseCostates) -> Tensor:
+        """The mean over steps of (log ||J' r|| - log ||r||)^2, [B]."""
+        counts = torch.tensor(lam.entry_counts[1:], device=lam.loss.device)
+        L, B = lam.exponent[1:].shape
+        r = random_signs(seed, L, B, int(counts.max()), lam.loss)
+        size = norm(lam.pull_directions(r))  # [L, B]
+        on = lam.mask[1:] & (size.detach() > 0)
+        log_size = torch.log(torch.where(on, size, 1).double())
+        log_growth = log_size - 0.5 * torch.log(counts.double())[:, None]  # ||r||^2 = n
+        return masked_mean(log_growth.square(), on).to(lam.loss.dtype)
+
+    return Penalty("isometry", value, isometry.__doc__, draws=True)
+
+
+PENALTIES["isometry"] = isometry()
 
 
 @register("norm-stabiliser")

@@ -61,6 +61,7 @@ class Penalty(Portable):
     value  the function, Costates -> [B]
     joint  whether it takes the costates of several layers together; otherwise its value is the mean
            over layers
+    draws  whether it draws random directions, which are others at each training step
 
     Example:
         >>> import torch
@@ -78,6 +79,7 @@ class Penalty(Portable):
     value: Callable[[BaseCostates], Tensor]
     __doc__: str | None = None
     joint: bool = False
+    draws: bool = False
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
         """The penalty of each sample, [B].
@@ -130,14 +132,15 @@ class Penalty(Portable):
                 lam = top_layer(lam)
             return self(lam.joined() if what == "whole" else lam)
 
-        return Penalty(f"{self.name} on {', '.join(words)}", value, joint=True)
+        return Penalty(f"{self.name} on {', '.join(words)}", value, joint=True, draws=self.draws)
 
     @remembers_origin
     def __add__(self, other: PenaltyLike) -> Penalty:
         """The sum; it is joint, so that each term chooses its own layers."""
         right = penalty(other)
         name = f"{self.name} + {right.name}"
-        return Penalty(name, lambda lam: self(lam) + right(lam), joint=True)
+        draws = self.draws or right.draws
+        return Penalty(name, lambda lam: self(lam) + right(lam), joint=True, draws=draws)
 
     __radd__ = __add__
 
@@ -149,7 +152,8 @@ class Penalty(Portable):
         """
         if not isinstance(weight, Tensor) or weight.dim():
             real("a penalty's factor", weight)
-        return Penalty(f"{weight:g} {self.name}", lambda lam: weight * self(lam), joint=True)
+        name = f"{weight:g} {self.name}"
+        return Penalty(name, lambda lam: weight * self(lam), joint=True, draws=self.draws)
 
     __rmul__ = __mul__
 
