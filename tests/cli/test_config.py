@@ -529,18 +529,18 @@ NETWORKS = {
 SIZES = {"inputs": 2, "outputs": 1, "hidden": 4, "output": "sigmoid", "dtype": torch.float64}
 BY_HAND = {
     "antisymmetric": lambda: co.Network("antisymmetric", gated=True, eps=0.1, gamma=0.2, **SIZES),
-    "cornn": lambda: co.Network(library.cornn(0.1, 1.5, 2), x0="learned", **SIZES),
-    "scrn": lambda: co.Network(library.scrn(0.5, True), skip=True, **SIZES),
-    "inverse": lambda: co.Network(library.inverse(3, "relu"), **SIZES),
+    "cornn": lambda: co.Network(co.cells.cornn(0.1, 1.5, 2), x0="learned", **SIZES),
+    "scrn": lambda: co.Network(co.cells.scrn(0.5, True), skip=True, **SIZES),
+    "inverse": lambda: co.Network(co.cells.inverse(3, "relu"), **SIZES),
     "rate": lambda: co.Network(
-        library.rate(noise=0.1), structure=co.cells.structures.dale(4), **SIZES
+        co.cells.rate(noise=0.1), structure=co.cells.structures.dale(4), **SIZES
     ),
     "lstm-1997": lambda: co.Network("lstm-1997", truncated=True, **SIZES),
     "lipschitz": lambda: co.Network(
-        library.lipschitz(beta=0.6), readout="attention", steps=4, **SIZES
+        co.cells.lipschitz(beta=0.6), readout="attention", steps=4, **SIZES
     ),
-    "tilted": lambda: co.Network(library.lipschitz(), readout="tilted", beta=-2.0, **SIZES),
-    "lru": lambda: co.Network(library.lru, skip=True, **SIZES),
+    "tilted": lambda: co.Network(co.cells.lipschitz(), readout="tilted", beta=-2.0, **SIZES),
+    "lru": lambda: co.Network(co.cells.lru, skip=True, **SIZES),
     "gated-feedback": lambda: co.Network(
         steps.GatedFeedback(2, 4, layers=3, unit="lstm", bias=False, dtype=torch.float64),
         bias=False,
@@ -555,7 +555,7 @@ BY_HAND = {
     "reservoir": lambda: co.Network("leaky", deep=(6, 5), **SIZES),
     "frozen": lambda: co.Network("lstm", structure="low-rank", deep=(3,), **SIZES),
     "stack": lambda: co.Stack(
-        ["lstm", "gru-before", library.rate(noise=0.1)],
+        ["lstm", "gru-before", co.cells.rate(noise=0.1)],
         residual=True,
         dropout=0.2,
         readout="tilted-tanh",
