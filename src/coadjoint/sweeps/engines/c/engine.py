@@ -27,7 +27,7 @@ from ..expressions import adjoint_step, input_groups, tangent_step
 from . import compiler
 from .source import cell_source, costly_parameter_terms, pointwise_source
 
-WORK_PER_THREAD = 10_000_000  # operations; with fewer, starting a thread takes longer than it saves
+WORK_PER_THREAD = 10_000_000  # operations; a thread is not started for fewer
 MOST_THREADS = 64  # as in vectors.h
 # The arrays of struct sweep in loops.h, after its six numbers. Each loop uses some of them: the
 # tangent has g for s, ga for base, mu for lam and nu for delta; the adjoint has sa for base.
