@@ -187,8 +187,8 @@ def test_cells_with_options_arrive():
     for cell in (
         library.named("rate", "relu", noise=0.3),
         library.named("antisymmetric-gated", eps=0.02),
-        library.noisy(library.lstm, True, True),
-        library.elman(co.atan),
+        co.cells.noisy(co.cells.lstm, True, True),
+        co.cells.elman(co.atan),
     ):
         assert pickled(cell) is cell
 

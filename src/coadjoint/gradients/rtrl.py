@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError, KindError
 from ..networks.interface import Net, check_net
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, losses_and_slopes
 from ..sweeps.layout import lay_out, tensor_of

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..errors import InputError, brief, whole_number
 from ..networks.interface import Net, check_net
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, entry_losses
 from ..sweeps.layout import lay_out, tensor_of

@@ -36,7 +36,8 @@ from ..gradients.evaluation import Gradient, guard_weights
 from ..gradients.method import check_arguments, trained_parameters
 from ..networks.interface import Net
 from ..networks.judge import Judge
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LOSSES, Loss, LossLike
 from ..sweeps.layout import check_dense

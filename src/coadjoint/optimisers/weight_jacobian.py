@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..errors import Unsupported
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..sweeps.affine import affine, plus
 from ..sweeps.chunks import sum_products, sum_rows
 from ..sweeps.differentiable import forward_gradient

@@ -30,8 +30,7 @@ def chunks_from_last(
     # A chunk has about ROWS_PER_CHUNK rows; only those of a large batch are longer, and are split.
     size = FEW_ROWS if few else 2 * ROWS_PER_CHUNK
     chunks = rows.chunks if rows else [range(count)]
-    # On a GPU products of different sizes differ in their bits anyway, and every launch costs as
-    # much as a whole chunk.
+    # Equal bits are promised on a CPU alone: a GPU is given all rows at once, in one launch.
     if arrays[0].is_cuda or (len(chunks) == 1 and count <= size):
         yield arrays
         return

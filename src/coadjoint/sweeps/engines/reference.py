@@ -43,10 +43,7 @@ def evaluate_packed(nodes: Sequence[Node], known: Values, like: Tensor, d: int) 
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, None]:
-    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
-
-    Returns x [B + N, .] with x_0 first, a [N, .], and None: no values of nodes are saved.
-    """
+    """The forward loop of Engine, as the formula reads. No values of nodes are saved: q is None."""
     cell = plan.cell
     rows = plan.rows
     d = x0.shape[1] // len(cell.slots)
@@ -91,15 +88,7 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop, from T back to 0: (lam, delta, k).
-
-    delta_t   = sa_t + f_a' lam_t
-    lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
-
-    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
-    scaled: the costate is lam 2^k with exponents k [B + N]; otherwise k is None.
-    keep: not used here, lam is kept at every step.
-    """
+    """The adjoint loop of Engine, as the formula reads. keep is not used: all of lam is kept."""
     cell = plan.cell
     rows = plan.rows
     d = saved.x.shape[1] // len(cell.slots)
@@ -160,13 +149,7 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
-
-    nu_t = ga_t + W r' m_t
-    mu_t = g_t + f_x m_t + f_a nu_t
-
-    g, ga: the directions that enter at each state and at each a_t; None for zeros.
-    """
+    """The tangent loop of Engine, as the formula reads."""
     cell = plan.cell
     rows = plan.rows
     d = saved.x.shape[1] // len(cell.slots)

@@ -333,8 +333,8 @@ def kernel_source(
     assert placement is not None
     tile = placement.shape
     entries = -(-g.rows * g.units // (32 * g.warps))  # of an item, for each thread
-    # Few inputs, and steps that wait for nobody: they are fetched three steps ahead. More than
-    # eight values at a time would take too many registers.
+    # Few inputs, and steps that wait for nobody: they are fetched three steps ahead. They wait in
+    # registers, so this is done for at most eight values a step.
     is_light = g.blocks == 1 and g.parts == 1 and entries * len(source.inputs) <= 8
     source.defined |= {
         "KC": tile.KC,
