@@ -84,6 +84,10 @@ class LayeredModule(nn.RNNBase):
 
     @engine.setter
     def engine(self, name: str) -> None:
+        """Choose an engine by name, or "auto"; a deprecated name stands for its successor.
+
+        With layer_norm=True only torch's own operations can run ("autograd", which "auto" chooses).
+        """
         self._engine = engines.current_name(name)
         if self.layer_norm and self._engine not in ("auto", "autograd"):
             raise Unsupported(
