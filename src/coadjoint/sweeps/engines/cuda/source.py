@@ -361,6 +361,8 @@ def kernel_source(
     # Few inputs, and steps that wait for nobody: they are fetched three steps ahead. More than
     # eight values at a time would take too many registers.
     is_light = g.blocks == 1 and g.parts == 1 and entries * len(source.inputs) <= 8
+    # In the templates: KC .. WK and KEEP, what a thread has of W (Tile, WeightPlacement); U units
+    # and P parts, R samples and BLOCKS items (Geometry); AHEAD, steps whose inputs are fetched.
     source.defined |= {
         "KC": tile.KC,
         "CC": tile.CC,
