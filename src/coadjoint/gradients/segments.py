@@ -159,8 +159,8 @@ class SegmentedGradient(SegmentSweeps):
 
         The gradient is added to `sums`. `of_loss` [B] is the objective's derivative by the losses.
         """
-        share = last_states.share(of_loss)
-        ended = last_states.pull(of_loss, None)
+        share = last_states.share(of_loss)  # the derivative by each sample's sum of step losses
+        ended = last_states.pull(of_loss, None)  # by its last state (readout "last")
         for i in reversed(range(len(self.sizes))):
             # of_start is the adjoint at the state where segment i + 1, then segment i begins: at
             # last the one at x_0.
