@@ -227,7 +227,10 @@ class Penalised(Method):
             return float(batch.mean(self.share * lam.loss + self.rho(self.step) * G))
 
     def sweeps(self, net: Net, T: int) -> float:
-        """Return 4, or 10 with segments, or 3 for the published Omega."""
+        """Return the cost of a gradient in sweeps over the sequence.
+
+        It is 4, or 10 with segments, or 3 for the published Omega.
+        """
         if self.segments is not None:
             # Each of the four passes repeats those before it in every segment: 1 + 2 + 3 + 4.
             return 10

@@ -78,7 +78,11 @@ class RTRL(Method):
         return make_evaluation(layer, batch, loss, result, run)
 
     def sweeps(self, net: Net, T: int) -> float:
-        """Return 2 and one for each number in a recurrent parameter: the columns of J_t S_{t-1}."""
+        """Return the cost of a gradient, as a multiple of one sweep over the sequence.
+
+        Two forward sweeps, for the losses and for the states, and the product J_t S_{t-1}: it costs
+        as much as a sweep for each column of S, a number in a recurrent parameter.
+        """
         recurrent = [p for name, p in trained_parameters(net).items() if name not in READOUT]
         return 2 + sum(p.numel() for p in recurrent)
 

@@ -204,10 +204,14 @@ def layers_of(lam: object) -> Sequence[BaseCostates] | None:
 
 
 def top_layer(lam: LayeredCostates) -> LayeredCostates:
-    """The costates of the last layer of the last module, in both directions if it has two."""
+    """The costates of the last layer of the last module, in both directions if it has two.
+
+    A module that was called more than once has costates for each call: those of the last are taken.
+    """
     last = placed_run(lam.layers[-1])
-    of_call = lam.select(module=last.module, call=last.call)
-    return of_call.select(layer=max(placed_run(layer).layer for layer in of_call.layers))
+    of_last_call = lam.select(module=last.module, call=last.call)
+    top = max(placed_run(layer).layer for layer in of_last_call.layers)
+    return of_last_call.select(layer=top)
 
 
 def placed_run(lam: BaseCostates) -> PlacedRun:

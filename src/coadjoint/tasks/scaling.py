@@ -85,6 +85,8 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
         description: How the data are scaled.
     """
     if description.kind == "next":
+        # Without the inputs that mark what is missing. A missing value, 0 as an input, is NaN as a
+        # target, which then has no weight in the loss.
         missing = np.isnan(part.cut.sheet.u)
         next_u = np.where(missing, np.nan, u[:, : len(description.features)])
         next_u = next_u.astype(description.dtype)

@@ -175,6 +175,8 @@ def sheet_from_columns(
 ) -> Sheet:
     """The sequences of a long table: rows with one id are adjacent, and time increases in each.
 
+    What is wrong is added to `problems`, which `refuse_bad_values` raises together at the end.
+
     where: puts a line of the file and a column in words.
     """
     notes = list(roles.notes)
@@ -186,7 +188,7 @@ def sheet_from_columns(
         notes.append("no id column: the whole file is one sequence")
     if columns.time is None:
         notes.append("no time column: steps are rows, in the order of the file")
-    elif not problems.groups:
+    elif not problems.groups:  # ids out of order, or bad times, would only make more complaints
         check_order(columns.time, starts, columns.lines, problems, lambda i: where(i, roles.time))
     role_columns = {"id": roles.id, "time": roles.time}
     if columns.has_dates:

@@ -245,7 +245,7 @@ def forward(
     cell = plan.cell
     rows = plan.rows
     launch = make_launch("forward", plan, W, base, x0.shape[1])
-    if launch is None:
+    if launch is None:  # W does not fit on the chip, or a product for each step is faster
         return fused.forward(plan, base, v, W, x0, p)
     x = launch.array(rows.B + rows.N, x0.shape[1], launch.exchanged)
     x[: rows.B] = x0
@@ -277,12 +277,13 @@ def adjoint(
     rows = plan.rows
     x = saved.x
     launch = make_launch("adjoint", plan, W, x, x.shape[1])
-    if launch is None:
+    if launch is None:  # W does not fit on the chip, or a product for each step is faster
         return fused.adjoint(plan, saved, W, s, s_last, sa, link, scaled, keep, k_last)
     parts = launch.geometry.parts
     lam = launch.array(rows.B + rows.N, x.shape[1])
     delta = launch.array(rows.N, saved.a.shape[1], launch.exchanged)
-    # tops: the largest exponent of each block's part, which blocks exchange; -1: not written yet.
+    # tops: the largest exponent of each block's part of lam_t, which blocks exchange. Kernels add
+    # 4096 to it, so that it is never negative: -1 means not written yet.
     # k_sources, k_end: the exponents of the sources s and s_last 2^k_last.
     k = tops = k_sources = k_end = None
     if scaled:
@@ -292,8 +293,9 @@ def adjoint(
         if k_last is None:
             k_last = torch.zeros(rows.B, dtype=torch.int32, device=x.device)
         if s_last is not None:
-            e = exponent(s_last)
-            k_end = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k_last).int()
+            k_mantissa = exponent(s_last)
+            is_zero = k_mantissa == NO_EXPONENT
+            k_end = torch.where(is_zero, NO_EXPONENT, k_mantissa + k_last).int()
         if s is not None:
             k_sources = exponent(s).int()
     launch.run(
@@ -333,11 +335,11 @@ def tangent(
     rows = plan.rows
     x = saved.x
     launch = make_launch("tangent", plan, W, x, x.shape[1])
-    if launch is None:
+    if launch is None:  # W does not fit on the chip, or a product for each step is faster
         return fused.tangent(plan, saved, W, g, ga, link)
     mu = launch.array(rows.B + rows.N, x.shape[1], launch.exchanged)
     nu = launch.array(rows.N, saved.a.shape[1])
-    mu[: rows.B] = 0 if g is None else g[: rows.B]
+    mu[: rows.B] = 0 if g is None else g[: rows.B]  # mu_0
     launch.run(
         "tangent",
         (g is not None, ga is not None, link is not None),
