@@ -15,6 +15,8 @@ from coadjoint.sweeps import FormulaRun, Rows, SweepPlan, load
 from coadjoint.sweeps.norms import norm
 from coadjoint.sweeps.rows import scale, uniform_rows
 
+pytestmark = pytest.mark.slow
+
 ENGINES = ["cpu", "eager", "reference"]
 ACTIVATIONS = {
     "tanh": torch.tanh,
