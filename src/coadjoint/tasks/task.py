@@ -263,7 +263,7 @@ class Collection(Task):
     smaller.
     """
 
-    def __init__(self, sets: Mapping[str, Sequences] | Mapping[str, Samples]) -> None:
+    def __init__(self, sets: Mapping[str, Sequences | Samples]) -> None:
         if not len(sets.get("train", ())):
             raise InputError(f"task '{self.name}' has no training sequences.")
         self.sets: dict[str, Sequences | Samples] = dict(sets)
