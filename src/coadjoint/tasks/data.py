@@ -184,7 +184,8 @@ class Data(Collection):
         if overlap == "refuse":
             refuse_overlap(cuts)
         notes = list(first.notes)
-        for cut in cuts.values():
+        for name, cut in cuts.items():
+            notes += cut.sheet.notes[len(sheets[name].notes) :]  # on gaps that were dealt with
             notes += cut.notes
         if len(cuts) == 1:
             stratify = kind == "classify" and at == "last"
