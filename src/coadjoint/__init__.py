@@ -91,12 +91,14 @@ if TYPE_CHECKING:
         StorageError,
         Unsupported,
     )
-    from .gradients.bptt import BPTT
+    from .gradients.bptt import BP, BPTT
     from .gradients.evaluation import Evaluation
     from .gradients.penalised import Penalised
     from .gradients.rtrl import RTRL, Stream
     from .gradients.truncated import Truncated
     from .networks import initialisers, maps
+    from .networks.chain import Chain
+    from .networks.chain_run import ChainRun
     from .networks.decoder_run import DecoderRun
     from .networks.layers import Recorded
     from .networks.network import Network
@@ -124,11 +126,13 @@ _NAMES = {
         "CoadjointError ConfigError DataError InputError KindError MissingError "
         "NumericalError StorageError Unsupported"
     ),
-    "gradients.bptt": "BPTT",
+    "gradients.bptt": "BP BPTT",
     "gradients.evaluation": "Evaluation",
     "gradients.penalised": "Penalised",
     "gradients.rtrl": "RTRL Stream",
     "gradients.truncated": "Truncated",
+    "networks.chain": "Chain",
+    "networks.chain_run": "ChainRun",
     "networks.decoder_run": "DecoderRun",
     "networks.layers": "Recorded",
     "networks.network": "Network",
@@ -246,10 +250,13 @@ _MOVED = {
 }
 
 __all__ = [
+    "BP",
     "BPTT",
     "RTRL",
     "Batch",
     "Cell",
+    "Chain",
+    "ChainRun",
     "CoadjointError",
     "ConfigError",
     "Costates",

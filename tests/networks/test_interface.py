@@ -39,7 +39,7 @@ DEPTH = Axis("i", "layer i", "layer", "layer", "layer", "through depth", "toward
 class Chain(Net):
     """Dense layers of any widths."""
 
-    readout, output = "last", "softmax"
+    readout, output, sample_axis = "last", "softmax", 0
 
     def __init__(self, widths=WIDTHS, output="softmax", seed=0, gain=1.0, dtype=F64):
         super().__init__()
@@ -505,7 +505,8 @@ def test_a_network_without_a_required_member_is_refused():
     assert issubclass(co.EncoderDecoder, Net)
     assert not issubclass(co.EncoderDecoder, Readout)
     with pytest.raises(
-        co.KindError, match=r"the network must be a co\.Network, co\.Stack or co\.EncoderDecoder"
+        co.KindError,
+        match=r"the network must be a co\.Network, co\.Stack, co\.EncoderDecoder or co\.Chain",
     ):
         co.BPTT()(nn.Linear(2, 2), batch(), "squared")
 

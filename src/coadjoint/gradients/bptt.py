@@ -47,7 +47,7 @@ class BPTT(Method):
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         """Compute the gradient of the mean loss of the batch."""
-        check_arguments(net, batch)
+        batch = check_arguments(net, batch)
         if self.segments is not None:
             trained_parameters(net)  # refuses a network without any
             layer = require_one_layer(net, "sweeps in segments")
@@ -81,3 +81,7 @@ class BPTT(Method):
             objective = batch.mean(losses)
             gradient = differentiate(objective, trained_parameters(net), keep_graph)
             return GradientTuple(losses.detach(), torch.zeros_like(losses), gradient), run
+
+
+# Backpropagation over depth is the same method: the name for chains, which have no time.
+BP = BPTT

@@ -34,10 +34,13 @@ def require_one_layer(net: Net, what: str) -> Network:
     return layer
 
 
-def check_arguments(net: object, batch: object) -> None:
-    """Refuse anything but a network and a Batch."""
+def check_arguments(net: Net, batch: Batch) -> Batch:
+    """Refuse anything but a network and a Batch; return the batch as the network reads it."""
     check_net(net)
     check_kind("the batch", batch, Batch, "a co.Batch(u, y)")
+    # A wrapper such as DistributedDataParallel holds the network as its `module`.
+    inner: Net = net if isinstance(net, Net) else net.module
+    return inner.read_batch(batch)
 
 
 class Method:
@@ -73,7 +76,7 @@ class Method:
     @torch.no_grad()
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
         """Compute the objective without its gradient."""
-        check_arguments(net, batch)
+        batch = check_arguments(net, batch)
         run = run_function(net)(batch)
         return float(batch.mean(run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)))
 
@@ -87,7 +90,7 @@ class Method:
         The gradient of the batch is their mean. Each sample is evaluated by itself, so this costs
         B evaluations, and it is correct for every method.
         """
-        check_arguments(net, batch)
+        batch = check_arguments(net, batch)
         net.refuse_if_random("gradients of single samples")
         state_before = dict(self.state)  # restored below: this is no step of a training run
         gradients = []

@@ -110,7 +110,8 @@ class Penalised(Method):
 
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         """Compute the gradient of the present step's objective, and count the step."""
-        rho = self._begin(net, batch)
+        batch = check_arguments(net, batch)
+        rho = self._begin(net)
         evaluation = self._evaluate_without_run(net, batch, loss, rho)
         if evaluation is None:
             computed = self.compute(net, batch, loss, rho)
@@ -121,16 +122,16 @@ class Penalised(Method):
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         """Compute the same as a call, without counting a step."""
         # __call__ repeats these lines, which spares it a Python call in every training step.
-        rho = self._begin(net, batch)
+        batch = check_arguments(net, batch)
+        rho = self._begin(net)
         evaluation = self._evaluate_without_run(net, batch, loss, rho)
         if evaluation is None:
             computed = self.compute(net, batch, loss, rho)
             evaluation = self._evaluate_with_run(net, batch, loss, rho, *computed)
         return evaluation
 
-    def _begin(self, net: Net, batch: Batch) -> float:
-        """Check the arguments and return rho of the present step."""
-        check_arguments(net, batch)
+    def _begin(self, net: Net) -> float:
+        """Return rho of the present step; one that the network's type cannot hold is refused."""
         self._update_steered_weight()
         rho = self.rho(self.step)
         if not math.isfinite(rho) or rho < 0:
@@ -212,7 +213,7 @@ class Penalised(Method):
     @torch.no_grad()
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
         """Compute the objective of the present step without its gradient."""
-        check_arguments(net, batch)
+        batch = check_arguments(net, batch)
         run = run_function(net)(batch)
         lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         return float(batch.mean(self.share * lam.loss + self.rho(self.step) * self.penalty(lam)))

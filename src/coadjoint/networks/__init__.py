@@ -11,6 +11,11 @@ readout            from states to pre-outputs: V, b_o; the chain from u to a wit
 judge              from pre-outputs to the loss of each sample
 network            Network: one recurrence and a readout
 trajectory         Trajectory: its run
+chain              Chain: maps that follow one another, over depth
+chain_run          ChainRun: its run, and its costates
+chain_calls        calling the maps: what is refused or repaired
+stretches          consecutive maps, run and differentiated together
+layerwise          the gradient of a chain by layer
 layers             costates through several layers: Recorded
 scaled_sources     gradients between layers, in units of powers of two
 layer_stack        Layers: recurrences on top of each other
@@ -38,6 +43,8 @@ from __future__ import annotations
 from ..errors import renamed_attributes
 from . import initialisers, ridge
 from .about import CellFacts, about
+from .chain import Chain
+from .chain_run import ChainCostates, ChainRun
 from .decoder_run import DecoderRun
 from .factory import make
 from .interface import Net, NetRun
@@ -49,6 +56,9 @@ from .stack import Stack, StackRun
 
 __all__ = [
     "CellFacts",
+    "Chain",
+    "ChainCostates",
+    "ChainRun",
     "DecoderRun",
     "EncoderDecoder",
     "Net",

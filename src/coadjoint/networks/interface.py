@@ -13,6 +13,7 @@ from __future__ import annotations
 import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from torch import Tensor, nn
@@ -79,6 +80,8 @@ class Net(PicklableModule, ABC):
     readout          "last": one output for each sample; "every": one for each step; "sequence":
                      one sequence for each sample, with its own length
     output           phi in y_hat = phi(a)
+    sample_axis      the axis of a batch's inputs along which this network has its samples: 1 for
+                     sequences [T, B, inputs], 0 for inputs [B, ...]
     why_indivisible  why this network cannot run one part of a sequence after the other, for the
                      message of `refuse_if_indivisible`
     dropout          the share of entries that is dropped during training
@@ -88,6 +91,7 @@ class Net(PicklableModule, ABC):
     outputs: int
     readout: str
     output: Output
+    sample_axis = 1
     why_indivisible = "this network is not one recurrent layer"
     dropout: float = 0.0
 
@@ -103,7 +107,20 @@ class Net(PicklableModule, ABC):
     def move_batch(self, batch: Batch) -> Batch:
         """The batch in the network's type, on its device."""
         like = self.like
-        return batch.to(like.dtype, like.device)
+        return self.read_batch(batch).to(like.dtype, like.device)
+
+    def read_batch(self, batch: Batch) -> Batch:
+        """The batch with the axis of its samples filled in; another axis is refused."""
+        if batch.axis == self.sample_axis:
+            return batch
+        if batch.axis is None:
+            # Sequences lie along axis 1 unless something else is said: nothing to fill in.
+            return batch if self.sample_axis == 1 else replace(batch, axis=self.sample_axis)
+        reads = "inputs [B, ...]" if self.sample_axis == 0 else "sequences [T, B, inputs]"
+        raise InputError(
+            f"this network reads {reads}, so samples must lie along axis {self.sample_axis}; "
+            f"got a batch with axis={batch.axis}."
+        )
 
     @property
     def one_layer(self) -> Network | None:
@@ -192,11 +209,7 @@ class SequenceNet(Net):
         It must if there are hooks, or if torch.compile or the user has replaced `forward`. A batch
         whose samples do not lie along axis 1 is refused.
         """
-        if batch.axis != 1:
-            raise InputError(
-                "this network reads sequences [T, B, inputs], so samples must lie along axis 1; "
-                f"got a batch with axis={batch.axis}."
-            )
+        self.read_batch(batch)
         forward = getattr(self.forward, "__func__", None)  # the function behind the bound method
         return has_hooks(self) or forward is not SequenceNet.forward
 
@@ -210,7 +223,8 @@ def run_function(net: Net | nn.Module) -> Callable[[Batch], NetRun]:
         return net.run
 
     def call_wrapper(batch: Batch) -> NetRun:
-        run: NetRun = net(batch.u, batch.lengths, batch.x0)
+        arguments = (batch.u,) if batch.axis == 0 else (batch.u, batch.lengths, batch.x0)
+        run: NetRun = net(*arguments)
         return run
 
     return call_wrapper
@@ -232,5 +246,6 @@ def check_net(net: object) -> None:
     """
     if not hasattr(net, "readout") and not hasattr(getattr(net, "module", None), "readout"):
         raise KindError(
-            f"the network must be a co.Network, co.Stack or co.EncoderDecoder; got {brief(net)}."
+            "the network must be a co.Network, co.Stack, co.EncoderDecoder or co.Chain; got "
+            f"{brief(net)}."
         )

@@ -36,7 +36,7 @@ class Batch:
     x0       [B, n] or [n], the initial states
     reduce   "sum" or "mean" of a sample's loss over its steps
     axis     the axis of u along which its samples lie: 1 for sequences, time-major; 0 for inputs
-             [B, ...] without time
+             [B, ...] without time. None, the default: as the network reads it, 0 for a co.Chain
 
     Example:
         >>> import torch
@@ -55,10 +55,10 @@ class Batch:
     weight: Tensor | None = None
     x0: Tensor | None = None
     reduce: str = "sum"
-    axis: int = 1
+    axis: int | None = None
 
     def __post_init__(self) -> None:
-        if self.axis not in (0, 1) or isinstance(self.axis, bool):  # True equals 1
+        if self.axis not in (None, 0, 1) or isinstance(self.axis, bool):  # True equals 1
             raise InputError(f"axis is that of the samples in u, 0 or 1; got {brief(self.axis)}.")
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Batch:

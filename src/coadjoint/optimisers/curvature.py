@@ -102,7 +102,7 @@ class Curvature:
     def __init__(
         self, net: Network, batch: Batch, loss: LossLike, run: Trajectory | None = None
     ) -> None:
-        check_arguments(net, batch)
+        batch = check_arguments(net, batch)
         refuse_if_no_curvature(net, loss)
         self._check = guard_weights(net)  # refuses once the weights have changed
         self.net = net

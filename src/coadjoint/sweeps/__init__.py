@@ -16,6 +16,7 @@ themselves:
 layout             users' sequences as flat rows, and which are refused
 rows               where time steps lie in flat arrays; exact powers of two
 plan               which cell, over which rows, by which engine; what an engine is
+weights            W, one matrix for all steps or one for each
 slopes, pointwise, affine   the computations that are parallel over time
 differentiable, adjoint_tangent   the loops as operations that differentiate any number of times
 functions          what the autograd Functions share

@@ -13,7 +13,6 @@ from torch.nn.functional import pad
 
 from ..errors import NumericalError
 from .affine import plus
-from .chunks import sum_products
 from .functions import (
     Context,
     Gradients,
@@ -32,6 +31,7 @@ from .pointwise import Pointwise
 from .rows import Link, Rows, scale
 from .slopes import bend, present_directions, read_map, read_pull, read_push, step_map
 from .torch_internals import autocast_is_on
+from .weights import step_products, weight_gradient
 
 Entry = TypeVar("Entry")
 
@@ -158,7 +158,7 @@ class Adjoint(SweepFunction):
         bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = None
         if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
-            gW = sum_products(rows, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
+            gW = weight_gradient(rows, W, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
         has_s, has_last, has_sa = ctx.has
         gs = None
         if has_s and need.s:
@@ -224,11 +224,11 @@ class Adjoint(SweepFunction):
             into_a = changes["a"]
             into_x = changes["x"]
         if W is not None and dW is not None:
-            into_x = plus(into_x, read_pull(cell, xprev, delta @ dW))
+            into_x = plus(into_x, read_pull(cell, xprev, step_products(rows, delta, dW)))
         # A read that picks a slot is linear: d r' is zero.
         if W is not None and dxprev is not None and cell.read_slot is None:
             op = read_map(cell).pulled(("r",), ("x",)).pushed(("x",))
-            into_x = plus(into_x, op((), xprev, delta @ W, dxprev)["x"])
+            into_x = plus(into_x, op((), xprev, step_products(rows, delta, W), dxprev)["x"])
         if into_x is not None:
             into_x = rows.prev_transposed(into_x if link is None else into_x * link.factor)
         if k is not None:  # lam are mantissas, in units of 2^k, and so are the changes of them
@@ -324,7 +324,7 @@ class Tangent(SweepFunction):
         bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = None
         if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
-            gW = sum_products(rows, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
+            gW = weight_gradient(rows, W, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
         has_g, has_ga = ctx.has
         return TangentInputs(
             plan=None,
@@ -374,12 +374,13 @@ class Tangent(SweepFunction):
             change = at_saved(op, rows, saved, xprev, nu, m, *along.values())["x"]
             dg = plus(dg, to_state_rows(rows, change))
         if dW is not None:
-            dga = plus(dga, read_push(cell, xprev, m) @ dW.T)
+            dga = plus(dga, step_products(rows, read_push(cell, xprev, m), dW.mT))
         # A read that picks a slot is linear: d r' is zero.
         if W is not None and dxprev is not None and cell.read_slot is None:
             op = read_map(cell).pushed(("x",)).pushed(("x",))
             change_of_read = op((), xprev, m, dxprev)["r"]
-            dga = plus(dga, None if change_of_read is None else change_of_read @ W.T)
+            if change_of_read is not None:
+                dga = plus(dga, step_products(rows, change_of_read, W.mT))
         return tangent(plan, saved, W, dg, dga, link)
 
 

@@ -41,7 +41,6 @@ from .adjoint_tangent import (
     to_state_rows,
 )
 from .affine import plus
-from .chunks import sum_products
 from .functions import (
     Gradients,
     Inputs,
@@ -56,6 +55,7 @@ from .overflow import check_range
 from .plan import Saved, SweepPlan, settle_checks
 from .slopes import present_directions, read_values, step_map
 from .torch_internals import autocast_is_on
+from .weights import step_products, weight_gradient
 
 __all__ = [
     "Adjoint",
@@ -162,7 +162,7 @@ def push(
         g = plus(g, pad(dx0, (0, 0, 0, rows.N)))
     ga = dbase
     if dW is not None:
-        ga = plus(dbase, read_values(plan.cell, xprev) @ dW.T)
+        ga = plus(dbase, step_products(rows, read_values(plan.cell, xprev), dW.mT))
     return tangent(plan, saved, W, g, ga)
 
 
@@ -202,7 +202,7 @@ def forward_gradient(
         by_step = at_saved(op, rows, saved, rows.prev(saved.x), lam[rows.B :], chunked=True)
     gW = None
     if W is not None and need_W:
-        gW = sum_products(rows, delta, read_values(plan.cell, rows.prev(saved.x), rows))
+        gW = weight_gradient(rows, W, delta, read_values(plan.cell, rows.prev(saved.x), rows))
     settle_checks(plan)
     gx0 = lam[: rows.B] if need_x0 else None
     return delta, by_step.get("v"), gW, gx0, by_step.get("p")

@@ -23,6 +23,7 @@ from . import affine, differentiable, slopes
 from .layout import Layout
 from .plan import Saved, SweepPlan, settle_checks
 from .rows import NO_EXPONENT, SAFE_EXPONENT, Link, Rows, exponent, next_exponent, scale
+from .weights import check_weights, step_products
 
 
 class CostateRows(NamedTuple):
@@ -100,9 +101,12 @@ class FormulaRun:
     ) -> FormulaRun:
         """Run the forward sweep x_t = f(a_t, v_t, x_{t-1}, p), a_t = base_t + W r(x_{t-1}).
 
-        side is the formula's v. What costates and tangents need is kept; q, values inside f that
-        the slopes read again, is None if the engine does not keep them.
+        side is the formula's v. W is [g d, r d], or by step [T, g d, r d] for samples of equal
+        length: W_t at step t. What costates and tangents need is kept; q, values inside f that the
+        slopes read again, is None if the engine does not keep them.
         """
+        if W is not None:
+            check_weights(plan.rows, W)
         x, a, last, q = differentiable.Forward.apply(plan, base, side, W, x0, p)
         # The backward pass makes the sweep's checks; without gradients there is none.
         if not torch.is_grad_enabled():
@@ -173,7 +177,8 @@ class FormulaRun:
         grads = op(at_hand, saved.a, saved.v, xprev, saved.p, lam[rows.B :])
         through_W = None
         if self.W is not None and grads["a"] is not None:
-            through_W = slopes.read_pull(cell, xprev, grads["a"] @ self.W)
+            rbar = step_products(rows, grads["a"], self.W)
+            through_W = slopes.read_pull(cell, xprev, rbar)
         total = affine.plus(grads["x"], through_W)
         return torch.zeros_like(xprev) if total is None else total
 

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..cells.cell import Cell
-from .affine import affine, plus
+from .affine import plus
 from .plan import Saved, SweepPlan
 from .pointwise import Pointwise
 from .rows import Rows
+from .weights import chunked_products
 
 
 @functools.cache
@@ -110,7 +111,7 @@ def bend(
         by_xprev = grads["x"]
         if W is not None and cell.read_slot is None:  # a slot has no second derivative
             read_bend = read_map(cell).pushed(("x",)).pulled(("r",), ("x",))
-            rbar = affine(rows, delta, W.t(), None)
+            rbar = chunked_products(rows, delta, W)
             by_xprev = plus(by_xprev, read_bend((), xprev, m, rbar, rows=rows)["x"])
         grads["x"] = None if by_xprev is None else rows.prev_transposed(by_xprev)
     return grads

@@ -24,6 +24,7 @@ pooling      MaxPool, AvgPool
 softmax      Softmax, LogSoftmax
 composed     Composed: maps one after the other
 shapes       Flatten, Residual
+starts       initial weights
 checks       what is refused
 
 Example:
@@ -47,6 +48,7 @@ from .pooling import AvgPool, MaxPool
 from .products import bend, bend_parameters, pull, pull_parameters, push
 from .shapes import Flatten, Residual
 from .softmax import LogSoftmax, Softmax
+from .starts import draw_weights
 
 __all__ = [
     "Activation",
@@ -63,6 +65,7 @@ __all__ = [
     "Tied",
     "bend",
     "bend_parameters",
+    "draw_weights",
     "pull",
     "pull_parameters",
     "push",

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...cells.formula import Node, evaluate_nodes, pull, push
 from ..plan import Saved, SweepPlan
 from ..rows import Link, next_exponent, scale
+from ..weights import matrices
 from .expressions import optional_steps, symbols
 
 Values = dict[Node, Tensor]
@@ -51,12 +52,15 @@ def forward(
     d = x0.shape[1] // len(cell.slots)
     x = [x0]
     a = []
-    for n, base_t, v_t in zip(rows.sizes, rows.steps(base), optional_steps(rows, v), strict=True):
+    bases = rows.steps(base)
+    v_by_step = optional_steps(rows, v)
+    for t, n in enumerate(rows.sizes):
         before = x[-1][:n]  # x_{t-1} of the n samples that take this step
-        known = values(cell.x, before) | values(cell.p, p) | values(cell.v, v_t)
-        a_t = base_t
+        known = values(cell.x, before) | values(cell.p, p) | values(cell.v, v_by_step[t])
+        a_t = bases[t]
         if W is not None:
-            a_t = a_t + evaluate_packed(cell.read, known, before, d) @ W.T
+            W_t = matrices(rows, W)[t]
+            a_t = a_t + evaluate_packed(cell.read, known, before, d) @ W_t.T
         a.append(a_t)
         x.append(evaluate_packed(cell.next, known | values(cell.a, a_t), before, d))
     return torch.cat(x), torch.cat(a), None
@@ -138,7 +142,7 @@ def adjoint(
             delta_t = delta_t + rows.steps(sa)[t]
         pulled = evaluate_packed(into_x, known, lam[0], d)
         if W is not None:
-            known |= values(rbar, delta_t @ W)
+            known |= values(rbar, delta_t @ matrices(rows, W)[t])
             pulled = pulled + evaluate_packed(through_read, known, lam[0], d)
         if link is not None:
             pulled = pulled * rows.steps(link.factor)[t]
@@ -183,7 +187,7 @@ def tangent(
         known = point[t] | values(m_nodes, m)
         nu_t = m.new_zeros(n, saved.a.shape[1]) if ga is None else rows.steps(ga)[t]
         if W is not None:
-            nu_t = nu_t + evaluate_packed(read_change, known, m, d) @ W.T
+            nu_t = nu_t + evaluate_packed(read_change, known, m, d) @ matrices(rows, W)[t].T
         change = evaluate_packed(next_change, known | values(nu_nodes, nu_t), m, d)
         mu.append(sources[t + 1] + change)
         nu.append(nu_t)

@@ -23,19 +23,21 @@ from ...plan import Saved, SweepPlan
 from ...pointers import pointers
 from ...pointwise import Pointwise
 from ...rows import Link, Rows
+from ...weights import is_by_step
 from ..expressions import adjoint_step, input_groups, tangent_step
 from . import compiler
 from .source import cell_source, costly_parameter_terms, pointwise_source
 
 WORK_PER_THREAD = 10_000_000  # operations; with fewer, starting a thread takes longer than it saves
 MOST_THREADS = 64  # as in vectors.h
-# The arrays of struct sweep in loops.h, after its six numbers. Each loop uses some of them: the
+# The arrays of struct sweep in loops.h, after its numbers. Each loop uses some of them: the
 # tangent has g for s, ga for base, mu for lam and nu for delta; the adjoint has sa for base.
 ARRAY_NAMES = (
     "starts", "p", "W", "v", "a", "x", "q", "base", "s", "s_last", "k_last", "link", "lam",
     "delta", "k",
 )  # fmt: skip
-FIELDS = ctypes.c_int64 * (6 + len(ARRAY_NAMES))
+NUMBERS = 7  # T, B, d, threads, scaled, keep, W_step
+FIELDS = ctypes.c_int64 * (NUMBERS + len(ARRAY_NAMES))
 CPU = torch.device("cpu")
 Sweep = Callable[[ctypes.Array[ctypes.c_int64]], int]  # returns 1 if there is no memory
 
@@ -188,18 +190,24 @@ def run(
     # For each unit of each step row: the product with W, and about 100 operations of the formula.
     work = rows.N * d * (2 * d * len(cell.gates) * max(1, len(cell.read)) + 100)
     threads = _thread_count(work, MOST_THREADS)  # they share the samples
-    sizes = array_sizes(plan, loops, d, bool(flags[1]))
+    W = arrays[0]
+    by_step = W is not None and is_by_step(W)
+    sizes = array_sizes(plan, loops, d, bool(flags[1]), by_step)
     dtypes = array_dtypes(loops.dtype)
     # `held` keeps the tensors alive as long as their addresses are used.
     held = pointers(ARRAY_NAMES, (starts, p, *arrays), sizes, dtypes, CPU)
-    if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, *held.addresses)):
+    W_step = len(cell.gates) * d * len(cell.read) * d if by_step else 0
+    if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, W_step, *held.addresses)):
         raise MemoryError("not enough memory for the sweep's weights.")
 
 
-def array_sizes(plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool) -> tuple[int, ...]:
+def array_sizes(
+    plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool, by_step: bool
+) -> tuple[int, ...]:
     """How many values the arrays of struct sweep have, in the order of ARRAY_NAMES.
 
-    keep: lam has a row for every state; otherwise two states take turns.
+    keep: lam has a row for every state; otherwise two states take turns. by_step: W has a matrix
+    for each step.
     """
     cell = plan.cell
     B = plan.rows.B
@@ -210,7 +218,7 @@ def array_sizes(plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool) -> tu
     return (
         plan.rows.T + 1,  # starts
         (len(cell.p) + len(loops.parameter_terms)) * d,  # p
-        gates * len(cell.read) * d,  # W
+        gates * len(cell.read) * d * (plan.rows.T if by_step else 1),  # W
         N * len(cell.v) * d,  # v
         N * gates,  # a
         states,  # x

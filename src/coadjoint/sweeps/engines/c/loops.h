@@ -91,6 +91,7 @@ static void read_push(long m, long d, const real *x, const real *mu, real *r);
 
 struct sweep {
     int64_t T, B, d, threads, scaled, keep;
+    int64_t W_step; /* values from the W of one step to that of the next; 0 where all share one */
     const int64_t *starts; /* [T + 1], of the steps in step arrays; 0 where each has B rows */
     const real *p, *W, *v;
     real *a, *x, *q;
@@ -103,6 +104,7 @@ struct sweep {
 };
 
 INLINE long start(const struct sweep *s, long t) { return s->starts ? s->starts[t] : t * s->B; }
+INLINE const real *W_of(const struct sweep *s, long t) { return s->W + t * s->W_step; }
 INLINE long state_row(const struct sweep *s, long t) { return t ? s->B + start(s, t - 1) : 0; }
 /* how many of the samples lo..hi take step t */
 INLINE long taking(const struct sweep *s, long t, long lo, long hi) {
@@ -113,11 +115,11 @@ INLINE long taking(const struct sweep *s, long t, long lo, long hi) {
 
 static void forward_share(const void *job, long lo, long hi, real *scratch) {
     const struct sweep *s = job;
-    const real *P = s->W;
     long d = s->d, n;
     real *buffer = scratch, *r = scratch + (hi - lo) * GATES * d;
     for (long t = 0; t < s->T && (n = taking(s, t, lo, hi)); t++) {
         long row = start(s, t) + lo;
+        const real *P = W_of(s, t);
         const real *base = s->step_source + row * GATES * d, *a = base, *x = s->x + (state_row(s, t) + lo) * SLOTS * d;
         if (s->W) {
             real *sum = NEEDS_A ? s->a + row * GATES * d : buffer;
@@ -187,7 +189,6 @@ INLINE void add_source(const struct sweep *s, long row, real *y, int before) {
 
 static void adjoint_share(const void *job, long lo, long hi, real *scratch) {
     const struct sweep *s = job;
-    const real *P = s->W;
     long d = s->d, size = SLOTS * d;
     for (long t = s->T; t >= 0; t--) {
         long n = t < s->T ? taking(s, t, lo, hi) : 0, here = state_row(s, t) + lo;
@@ -195,7 +196,7 @@ static void adjoint_share(const void *job, long lo, long hi, real *scratch) {
         if (n) {
             const real *later = s->state + ((s->keep ? state_row(s, t + 1) : (t + 1) % 2 * s->B) + lo) * size;
             long row = start(s, t) + lo;
-            const real *x = s->x + (state_row(s, t) + lo) * size;
+            const real *P = W_of(s, t), *x = s->x + (state_row(s, t) + lo) * size;
             real *delta = s->step + row * GATES * d;
             pull(n, d, s->x + (state_row(s, t + 1) + lo) * size, AT(s->q, row, KEPT), AT(s->a, row, GATES),
                  AT(s->v, row, SIDE), x, s->p, later, AT(s->step_source, row, GATES), delta, lam);
@@ -222,14 +223,13 @@ static void adjoint_share(const void *job, long lo, long hi, real *scratch) {
 
 static void tangent_share(const void *job, long lo, long hi, real *scratch) {
     const struct sweep *s = job;
-    const real *P = s->W;
     long d = s->d, size = SLOTS * d, n;
     real *held = scratch, *r = scratch + (hi - lo) * size, *mu = s->state + lo * size;
     if (s->source) memcpy(mu, s->source + lo * size, sizeof(real) * (hi - lo) * size);
     else memset(mu, 0, sizeof(real) * (hi - lo) * size);
     for (long t = 0; t < s->T && (n = taking(s, t, lo, hi)); t++) {
         long row = start(s, t) + lo, after = state_row(s, t + 1) + lo;
-        const real *x = s->x + (state_row(s, t) + lo) * size, *m = mu;
+        const real *P = W_of(s, t), *x = s->x + (state_row(s, t) + lo) * size, *m = mu;
         real *nu = s->step + row * GATES * d;
         const real *ga = AT(s->step_source, row, GATES);
         if (s->link) {
@@ -251,15 +251,44 @@ static void tangent_share(const void *job, long lo, long hi, real *scratch) {
     }
 }
 
+struct packing {
+    const real *W; /* one matrix after the other */
+    real *P;       /* their panels, of `size` values each */
+    long K, N, size;
+    int transposed;
+};
+
+static void packing_share(const void *job, long lo, long hi, real *scratch) {
+    const struct packing *y = job;
+    (void)scratch;
+    for (long t = lo; t < hi; t++)
+        pack_weights(y->P + t * y->size, y->W + t * y->K * y->N, y->K, y->N, y->transposed);
+}
+
+/* Pack `count` matrices; each thread takes some of them. */
+static void pack_all(const struct packing *job, long count, long threads) {
+    struct share shares[MOST_THREADS];
+    if (threads > count) threads = count;
+    for (long i = 0; i < threads; i++)
+        shares[i] = (struct share){packing_share, job, count * i / threads, count * (i + 1) / threads, 0};
+    run_shares(shares, threads);
+}
+
 /* Run a loop; return 1 if there is no memory, else 0. Each thread takes some of the samples through all steps, about as
    many rows as the others. */
 static int run_sweep(struct sweep *s, void (*run)(const void *, long, long, real *), int transposed) {
     long d = s->d, K = transposed ? READS * d : GATES * d, N = transposed ? GATES * d : READS * d;
-    size_t width = (SLOTS + GATES + READS) * d, weights = s->W ? vectors(N) * L * K : 0;
+    long size = vectors(N) * L * K, matrices = s->W_step ? s->T : 1; /* of W, packed */
+    size_t width = (SLOTS + GATES + READS) * d, weights = s->W ? size * matrices : 0;
     char *memory = malloc(sizeof(real) * (weights + s->B * width) + 64);
     if (!memory) return 1;
     real *P = (real *)(memory + 64 - (uintptr_t)memory % 64), *scratch = P + weights;
-    if (s->W) pack_weights(P, s->W, K, N, transposed), s->W = P;
+    if (s->W) {
+        struct packing job = {s->W, P, K, N, size, transposed};
+        pack_all(&job, matrices, s->threads);
+        s->W = P;
+        s->W_step = s->W_step ? size : 0;
+    }
     struct share shares[MOST_THREADS];
     long lo = 0, done = 0, count = 0, length = s->T;
     for (long i = 0; i < s->B; i++) {

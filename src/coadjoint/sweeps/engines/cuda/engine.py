@@ -19,6 +19,7 @@ from ...plan import Saved, SweepPlan
 from ...pointers import pointers
 from ...pointwise import Pointwise
 from ...rows import NO_EXPONENT, Link, Rows, exponent
+from ...weights import is_by_step
 from ..eager import fused
 from ..expressions import input_groups
 from .driver import (
@@ -190,12 +191,16 @@ class Launch:
         launch_kernel(function, grid, 32 * g.warps, shared, arguments, device, g.parts > 1)
 
 
-def make_launch(name: str, plan: SweepPlan, like: Tensor, width: int) -> Launch | None:
+def make_launch(
+    name: str, plan: SweepPlan, W: Tensor | None, like: Tensor, width: int
+) -> Launch | None:
     """The sweep as one kernel; None where one product for each step is faster, or W does not fit.
 
     name: 'forward', 'adjoint' or 'tangent'. like: a tensor of the sweep. width: columns of a state
     array.
     """
+    if W is not None and is_by_step(W):  # a kernel keeps one W on the chip
+        return None
     cell = plan.cell
     B = plan.rows.B
     d = width // len(cell.slots)
@@ -243,7 +248,7 @@ def forward(
     """
     cell = plan.cell
     rows = plan.rows
-    launch = make_launch("forward", plan, base, x0.shape[1])
+    launch = make_launch("forward", plan, W, base, x0.shape[1])
     if launch is None:
         return fused.forward(plan, base, v, W, x0, p)
     x = launch.array(rows.B + rows.N, x0.shape[1], launch.exchanged)
@@ -280,7 +285,7 @@ def adjoint(
     """
     rows = plan.rows
     x = saved.x
-    launch = make_launch("adjoint", plan, x, x.shape[1])
+    launch = make_launch("adjoint", plan, W, x, x.shape[1])
     if launch is None:
         return fused.adjoint(plan, saved, W, s, s_last, sa, link, scaled, keep, k_last)
     parts = launch.geometry.parts
@@ -342,7 +347,7 @@ def tangent(
     """
     rows = plan.rows
     x = saved.x
-    launch = make_launch("tangent", plan, x, x.shape[1])
+    launch = make_launch("tangent", plan, W, x, x.shape[1])
     if launch is None:
         return fused.tangent(plan, saved, W, g, ga, link)
     mu = launch.array(rows.B + rows.N, x.shape[1], launch.exchanged)

@@ -19,6 +19,7 @@ from ...plan import Saved, SweepPlan
 from ...pointwise import Pointwise
 from ...rows import NO_EXPONENT, Link, Rows, exponent, next_exponent, pow2, scale
 from ...slopes import pick_read_slot, read_map, read_push, read_values, step_map
+from ...weights import matrices
 from ..expressions import (
     adjoint_step,
     nonzero_outputs,
@@ -82,12 +83,15 @@ def forward(
     x = [x0.contiguous()]
     a: list[Tensor] = []
     q: list[Tensor] = []
-    for n, base_t, v_t in zip(rows.sizes, rows.steps(base), optional_steps(rows, v), strict=True):
+    bases = rows.steps(base)
+    v_by_step = optional_steps(rows, v)
+    W_steps = None if W is None else matrices(rows, W)
+    for t, n in enumerate(rows.sizes):
         before = x[-1][:n]  # x_{t-1} of the n samples that take this step
-        a_t = base_t
-        if W is not None:
-            a_t = torch.addmm(base_t, read_values(cell, before), W.t())
-        outputs = nonzero_outputs(op, None, (), (a_t, v_t, before, p))
+        a_t = bases[t]
+        if W_steps is not None:
+            a_t = torch.addmm(a_t, read_values(cell, before), W_steps[t].t())
+        outputs = nonzero_outputs(op, None, (), (a_t, v_by_step[t], before, p))
         x.append(output_or_zeros(outputs, "x", before))
         a.append(a_t)
         if cell.saved_nodes:
@@ -212,6 +216,7 @@ def adjoint(
     steps = SavedSteps.of(rows, saved)
     step_sources = optional_steps(rows, sa)
     factors = None if link is None else rows.steps(link.factor)
+    W_steps = None if W is None else matrices(rows, W)
     lam_t, k_t = sources.begin(rows.T, 0)
     lam = [lam_t]
     k = [k_t]
@@ -225,11 +230,13 @@ def adjoint(
         if source is not None:
             delta_t = delta_t + source
         pulled = output_or_zeros(outputs, "x", lam_t)
-        if W is not None and cell.read_slot is not None:  # r(x) is a slot of x, and r' picks it
-            pick_read_slot(cell, pulled).addmm_(delta_t, W)
-        elif W is not None:
+        if W_steps is not None and cell.read_slot is not None:  # r(x) is a slot, and r' picks it
+            pick_read_slot(cell, pulled).addmm_(delta_t, W_steps[t])
+        elif W_steps is not None:
             pull_read = read_map(cell).pulled(("r",), ("x",))
-            through_W = nonzero_outputs(pull_read, None, (), (steps.before[t], delta_t @ W))
+            through_W = nonzero_outputs(
+                pull_read, None, (), (steps.before[t], delta_t @ W_steps[t])
+            )
             pulled = pulled + through_W["x"]
         if factors is not None:
             pulled = pulled * factors[t]
@@ -271,6 +278,7 @@ def tangent(
     sources = None if g is None else rows.states(g)
     step_sources = optional_steps(rows, ga)
     factors = None if link is None else rows.steps(link.factor)
+    W_steps = None if W is None else matrices(rows, W)
     mu_t = torch.zeros_like(saved.x[: rows.B]) if sources is None else sources[0].contiguous()
     mu = [mu_t]
     nu = []
@@ -280,8 +288,8 @@ def tangent(
             m = m * factors[t]
         source = step_sources[t]
         nu_t = torch.zeros_like(steps.a[t]) if source is None else source
-        if W is not None:
-            nu_t = torch.addmm(nu_t, read_push(cell, steps.before[t], m), W.t())
+        if W_steps is not None:
+            nu_t = torch.addmm(nu_t, read_push(cell, steps.before[t], m), W_steps[t].t())
         inputs = (steps.a[t], steps.v[t], steps.before[t], saved.p, nu_t, m)
         outputs = nonzero_outputs(push_step, None, (steps.after[t], steps.q[t]), inputs)
         mu_t = output_or_zeros(outputs, "x", m)

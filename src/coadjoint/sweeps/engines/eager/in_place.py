@@ -17,6 +17,7 @@ from ...memory import empty
 from ...plan import Saved, SweepPlan
 from ...pointwise import program
 from ...rows import Link, Rows
+from ...weights import matrices
 from ..denormals import flush_denormals
 from ..expressions import hoisted_terms, tangent_step
 from .linear_loop import AdjointLoop, LinearLoop
@@ -77,17 +78,17 @@ def forward(
         if cell.read_slot is not None:
             r = given[cell.read[0]]  # the views of that slot
         else:
-            buffer = x.new_empty(rows.B, W.shape[1])
+            buffer = x.new_empty(rows.B, W.shape[-1])
             r = views.same(buffer)
             targets = target_views(buffer, len(cell.read), views.same)
             read = program(cell.read, frozenset(given)).bind(given, targets, scratch)
-        Wt = W.t().contiguous()
+        Wt = matrices(rows, W.mT.contiguous())
         bases = views.steps(base)
         sums = split_arguments(arguments)  # a_t
         for t in range(rows.T):
             if read is not None:
                 read(t)
-            torch.addmm(bases[t], r[t], Wt, out=sums[t])
+            torch.addmm(bases[t], r[t], Wt[t], out=sums[t])
             step(t)
     return x, a, q
 
@@ -221,12 +222,12 @@ def tangent(
             out = tuple(map(add, e.out, e.g))
         mu[: rows.B] = 0 if g is None else g[: rows.B]
         step = loop.bind(out, given, target_views(mu, slots, views.after))
-        Wt: Tensor | None = None
+        Wt: Views | None = None
         r: Views = ()
         read: Callable[[int], None] | None = None
         if W is not None:
-            Wt = W.t().contiguous()
-            r, read = bind_read_change(loop, cell, given, W.shape[1])
+            Wt = matrices(rows, W.mT.contiguous())
+            r, read = bind_read_change(loop, cell, given, W.shape[-1])
         elif ga is not None:  # without W, nu_t = ga_t at all steps
             nu.copy_(ga)
         else:
@@ -241,9 +242,9 @@ def tangent(
                 if read is not None:
                     read(t)
                 if Wt is not None and step_sources is None:
-                    torch.mm(r[t], Wt, out=nus[t])
+                    torch.mm(r[t], Wt[t], out=nus[t])
                 elif Wt is not None and step_sources is not None:
-                    torch.addmm(step_sources[t], r[t], Wt, out=nus[t])
+                    torch.addmm(step_sources[t], r[t], Wt[t], out=nus[t])
                 step(t)
     return mu, nu
 

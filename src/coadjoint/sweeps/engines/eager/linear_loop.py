@@ -12,6 +12,7 @@ from torch import Tensor
 from ....cells.formula import ZERO, Node, add
 from ...plan import Saved, SweepPlan
 from ...pointwise import BLOCK_ELEMENTS, program
+from ...weights import matrices
 from ..expressions import adjoint_step, hoisted_terms
 from .views import (
     NodeViews,
@@ -166,7 +167,8 @@ class AdjointLoop(LinearLoop):
         self.step = pull
         if W is not None and cell.read_slot is not None:  # r(x) is a slot of x
             adds = cell.read_slot in written
-            self.step = _with_product(pull, deltas, W, earlier[cell.read_slot], adds)
+            W_steps = matrices(plan.rows, W)
+            self.step = _with_product(pull, deltas, W_steps, earlier[cell.read_slot], adds)
         elif W is not None:
             self.step = self._with_read(plan, pull, deltas, W, earlier, written)
 
@@ -201,7 +203,8 @@ class AdjointLoop(LinearLoop):
         f_x' lam_{t+1}; the others are overwritten.
         """
         e = adjoint_step(plan.cell)
-        buffer = self.like.new_empty(self.rows.B, W.shape[1])
+        buffer = self.like.new_empty(self.rows.B, W.shape[-1])
+        W_steps = matrices(self.rows, W)
         products = self.views.same(buffer)  # W' delta_{t+1}
         given = NodeViews(dict(zip(e.so_far, earlier, strict=True)))
         given.pack(e.rbar, buffer, self.views.same)
@@ -213,28 +216,29 @@ class AdjointLoop(LinearLoop):
         def step(t: int) -> None:
             """lam_t <- f_x' lam_{t+1} + r' W' delta, in all slots."""
             pull(t)
-            torch.mm(deltas[t], W, out=products[t])
+            torch.mm(deltas[t], W_steps[t], out=products[t])
             pull_read(t)
 
         return step
 
 
 def _with_product(
-    pull: Callable[[int], None], deltas: Views, W: Tensor, target: Views, adds: bool
+    pull: Callable[[int], None], deltas: Views, W: Views, target: Views, adds: bool
 ) -> Callable[[int], None]:
     """The step: pull, then W' delta into `target`, the slot of lam_t that W reads.
 
+    W: the matrix of each step.
     adds: pull has written f_x' lam_{t+1} there, and the product is added to it.
     """
 
     def add_product(t: int) -> None:
         """lam_t <- f_x' lam_{t+1} + W' delta, in the slot that W reads."""
         pull(t)
-        target[t].addmm_(deltas[t], W)
+        target[t].addmm_(deltas[t], W[t])
 
     def write_product(t: int) -> None:
         """lam_t <- W' delta, in the slot that W reads."""
         pull(t)
-        torch.mm(deltas[t], W, out=target[t])
+        torch.mm(deltas[t], W[t], out=target[t])
 
     return add_product if adds else write_product

@@ -1,0 +1,123 @@
+"""Calling the maps of a chain: what would make costates wrong is refused or repaired by name."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..errors import InputError, KindError, Unsupported, brief
+from ..sweeps.torch_internals import change_count
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+DROPOUTS = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+)
+
+
+def largest_dropout(modules: Iterable[nn.Module]) -> float:
+    """The largest share of entries that one of these modules drops in training."""
+    return max((module.p for module in modules if isinstance(module, DROPOUTS)), default=0.0)
+
+
+def describe_map(index: int, module: nn.Module) -> str:
+    """A map in words, for messages: "map 3 (Linear)"."""
+    return f"map {index} ({type(module).__name__})"
+
+
+def call_map(index: int, module: nn.Module, x: Tensor) -> Tensor:
+    """The state after a map; what would make its costate wrong or meaningless is refused."""
+    argument = x.clone() if is_in_place(module) else x
+    changes = change_count(argument)
+    try:
+        y = module(argument)
+    except RuntimeError as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"{describe_map(index, module)} cannot take a state of shape {list(x.shape)}: "
+            f"{first_line}"
+        ) from error
+    if change_count(argument) != changes and argument is x:
+        raise Unsupported(
+            f"{describe_map(index, module)} changes its input in place, so that the state before "
+            "it is lost. Use the version that does not (F.relu(x) instead of F.relu_(x))."
+        )
+    if not isinstance(y, Tensor):
+        raise KindError(
+            f"{describe_map(index, module)} returned {brief(y)}; a map of a chain returns one "
+            "tensor. Wrap it in a module that picks the part the next map reads."
+        )
+    if y.dim() < 1 or len(y) != len(x):
+        raise InputError(
+            f"{describe_map(index, module)} returned shape {list(y.shape)} for {len(x)} samples; "
+            "the first axis is that of the samples."
+        )
+    return y
+
+
+def is_in_place(module: nn.Module) -> bool:
+    """Whether a map overwrites its input, as ReLU(inplace=True) does."""
+    return any(getattr(inner, "inplace", False) is True for inner in module.modules())
+
+
+def refuse_mixing(maps: Iterable[nn.Module]) -> None:
+    """Refuse batch normalisation in training mode, which mixes the samples of a batch."""
+    for index, module in enumerate(maps):
+        for inner in module.modules():
+            uses_batch = isinstance(inner, BATCH_NORMS) and (
+                inner.training or not inner.track_running_stats
+            )
+            if uses_batch:
+                raise Unsupported(
+                    f"{describe_map(index, module)} normalises by the batch, so that a sample's "
+                    f"loss depends on other samples and has no costates of its own. Call .eval() "
+                    f"on the {type(inner).__name__}, or use LayerNorm or GroupNorm."
+                )
+
+
+def is_free_of_attention(kind: type[nn.Module]) -> bool:
+    """Whether a class of modules is torch's or ours, and computes no attention itself."""
+    is_attention = issubclass(kind, nn.MultiheadAttention)
+    return kind.__module__.startswith(("torch.nn.", "coadjoint.")) and not is_attention
+
+
+def attention_with_derivatives(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """A context in which attention has a second derivative: torch's fused kernels have none."""
+    if all(is_free_of_attention(type(inner)) for inner in module.modules()):
+        return contextlib.nullcontext()
+    context: Callable[..., contextlib.AbstractContextManager[None]] = sdpa_kernel
+    return context(SDPBackend.MATH)
+
+
+def random_states(like: Tensor) -> list[Tensor]:
+    """The states of the random generators that maps may draw from."""
+    states = [torch.get_rng_state()]
+    if like.is_cuda:
+        states.append(torch.cuda.get_rng_state(like.device))
+    return states
+
+
+@contextlib.contextmanager
+def restored_generators(states: Sequence[Tensor], like: Tensor) -> Iterator[None]:
+    """Set the random generators to `states` inside a `with` block, and back afterwards."""
+    now = random_states(like)
+    try:
+        set_generators(states, like)
+        yield
+    finally:
+        set_generators(now, like)
+
+
+def set_generators(states: Sequence[Tensor], like: Tensor) -> None:
+    """Set the random generators, that of the CPU first."""
+    torch.set_rng_state(states[0])
+    if like.is_cuda:
+        torch.cuda.set_rng_state(states[1], like.device)
