@@ -1,8 +1,9 @@
-"""The thesis's algorithms, transcribed in tests/support/thesis.py, against autograd and co.maps.
+"""The thesis's algorithms, as transcribed in tests/support/thesis.py, against autograd and ours.
 
 Algorithms 3.2.1, 3.3.1, 4.1.1, 4.2.1 and 4.3.1 of A. Caterini (2017) on random networks of every
 kind of layer. Each network exists three times: with numpy for the transcription, as a function of
-torch for autograd in double precision, and as maps of the package.
+torch for autograd in double precision, and as maps of the package, whose products are compared, and
+which make a co.Chain whose gradients by co.BP and co.Penalised are compared.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Layer:
             own[self.names[name]].data.copy_(torch.from_numpy(value))
 
 
-def mlp_layer(rng, n, outputs=None):
+def mlp_layer(rng, n, outputs=None, psi=None):
     """Psi(W x + b), (4.1)"""
-    m, psi = outputs or int(rng.integers(1, 7)), str(rng.choice(NAMES))
+    m, psi = outputs or int(rng.integers(1, 7)), psi or str(rng.choice(NAMES))
     theta = {"W": rng.normal(size=(m, n)) / np.sqrt(n), "b": rng.normal(size=m)}
     f = co.maps.Dense(n, m, psi, dtype=torch.float64)
 
@@ -122,6 +123,13 @@ def mlp(rng):
         layers.append(mlp_layer(rng, width))
         width = len(layers[-1].theta["b"])
     return layers, (n,)
+
+
+def deep(rng):
+    """Many dense layers of one width and activation, which a chain runs by one sweep."""
+    n, psi = int(rng.integers(1, 7)), str(rng.choice(NAMES))
+    layers = [mlp_layer(rng, n, n, psi) for _ in range(int(rng.integers(3, 9)))]
+    return [*layers, mlp_layer(rng, n)], (n,)
 
 
 def cnn(rng):
@@ -504,3 +512,116 @@ def test_the_adjoint_of_a_tied_layer_is_the_transpose_of_tau():
     right = w @ encoder.W.T
     close(f.pull(x, w), right, TOLERANCE)
     assert (f.pull(x, w) - printed).abs().max() > 0.1
+
+
+# --- co.Chain: the gradient methods of the package
+
+
+def half_squared(y_hat, y):
+    """J_R, (3.6), of each sample"""
+    return 0.5 * (y_hat - y).flatten(1).square().sum(1)
+
+
+def soft_cross_entropy(y_hat, y):
+    """J_C, (3.9), of each sample, for any y"""
+    return -(y * torch.log(y_hat)).sum(1)
+
+
+def chain_of(layers, kind):
+    """The maps of the layers as a chain, its outputs in rows, and its loss."""
+    maps = [layer.map for layer in layers]
+    if isinstance(layers[-1].numpy, thesis.CNNLayer):
+        maps.append(co.maps.Flatten())
+    if kind == "regression":
+        return co.Chain(*maps), half_squared
+    return co.Chain(*maps, output="softmax"), "cross-entropy"
+
+
+def batch_of(x, y, kind):
+    """Samples along axis 0; classes by their numbers."""
+    y = torch.from_numpy(y).flatten(1)
+    return co.Batch(torch.from_numpy(x), y if kind == "regression" else y.argmax(1), axis=0)
+
+
+def of_chain(gradient, layers):
+    """The gradients of a chain by the names of `flat`; the sum over samples, not the mean."""
+    plain = {name.removeprefix("maps."): SAMPLES * g for name, g in gradient.items()}
+    return of_maps(plain, layers)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("network", [mlp, deep, cnn, mixed])
+def test_bp_of_a_chain_is_algorithm_3_2_1(network, kind, record_property):
+    for seed in SEEDS:
+        _, layers, x, y = draw(network, seed + 300, kind)
+        f, theta = numbered(layers)
+        found = []
+        for x_j, y_j in zip(x, y, strict=True):
+            _, nabla = thesis.grad_step_nn(f, x_j, y_j, theta, ETA, kind)
+            found.append(flat(nabla, layers))
+        chain, loss = chain_of(layers, kind)
+        e = co.BP()(chain, batch_of(x, y, kind), loss)
+        ours = of_chain(e.gradient, layers)
+        close(ours, summed(found), TOLERANCE, f"{network.__name__} {seed}", least=1e-3)
+    record_property("cases", len(SEEDS))
+
+
+@pytest.mark.parametrize("network", [mlp, deep, cnn, mixed])
+def test_the_tangent_penalty_of_a_chain_is_algorithm_3_3_1(network, record_property):
+    mu = 0.7
+    for seed in SEEDS:
+        rng, layers, x, y = draw(network, seed + 350, "regression")
+        v, beta = rng.normal(size=x.shape), rng.normal(size=y.shape)
+        f, theta = numbered(layers)
+        found = []
+        for point in zip(x, y, v, beta, strict=True):
+            _, (J, R) = thesis.grad_desc_high_order_nn(f, *point, theta, ETA, mu)
+            total = {i: {k: J[i][k] + mu * R[i][k] for k in J[i]} for i in J}
+            found.append(flat(total, layers))
+        chain, loss = chain_of(layers, "regression")
+        G = co.penalties.tangent(torch.from_numpy(v), torch.from_numpy(beta).flatten(1))
+        # the penalty is the square itself, R of (3.12) half of it
+        e = co.Penalised(G, mu / 2)(chain, batch_of(x, y, "regression"), loss)
+        ours = of_chain(e.gradient, layers)
+        close(ours, summed(found), TOLERANCE, f"{network.__name__} {seed}", least=1e-3)
+    record_property("cases", len(SEEDS))
+
+
+@pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
+def test_bp_of_a_tied_chain_is_algorithm_4_3_1(loss, record_property):
+    for seed in SEEDS:
+        rng = np.random.default_rng(seed + 400)
+        net = Autoencoder(rng)
+        x = rng.uniform(size=(SAMPLES, len(net.b[2 * net.L])))
+        found = summed([named_weights(net.step(x_j, loss)[1]) for x_j in x])
+        output, J = "identity", half_squared
+        if loss == "cross-entropy":
+            output, J = "softmax", soft_cross_entropy
+        chain = co.Chain(*net.maps(), output=output)
+        inputs = torch.from_numpy(x)
+        e = co.BP()(chain, co.Batch(inputs, inputs, axis=0), J)
+        ours = {}
+        for name, gradient in e.gradient.items():
+            _, number, letter = name.split(".")
+            ours[f"{letter}{int(number) + 1}"] = SAMPLES * gradient
+        close(ours, found, TOLERANCE, f"{seed}", least=1e-3)
+    record_property("cases", len(SEEDS))
+
+
+@pytest.mark.parametrize("network", [mlp, deep, cnn, mixed])
+def test_costates_of_a_chain_are_the_errors_of_algorithm_3_2_1(network):
+    """lam_i = e_i, and lam_0 one pull further; numbers from 0 here, from 1 in the text."""
+    for seed in SEEDS:
+        _, layers, x, y = draw(network, seed + 450, "regression")
+        chain, loss = chain_of(layers, "regression")
+        lam = chain(torch.from_numpy(x)).costates(loss, torch.from_numpy(y).flatten(1))
+        f, theta = numbered(layers)
+        for j in range(SAMPLES):
+            states = [x[j]]
+            for i in f:
+                states.append(f[i].f(states[-1], theta[i]))
+            e = states[-1] - y[j]
+            for i in range(len(f), 0, -1):
+                close(lam.at(i)[j], torch.as_tensor(e), TOLERANCE, f"lam_{i}", least=1e-3)
+                e = f[i].D_star(states[i - 1], theta[i], e)
+            close(lam.at(0)[j], torch.as_tensor(e), TOLERANCE, "lam_0", least=1e-3)
