@@ -229,14 +229,15 @@ def check_tau(tau: object, tau_adjoint: object, W: Tensor) -> tuple[Linear, Line
 
 
 def check_linear(tau: Callable[..., object], A: Tensor, B: Tensor) -> None:
-    """Refuse a tau that returns no matrix, or that is not linear on 3 A - 2 B."""
+    """Refuse a tau that returns no matrix, or that is not linear on 2 A - 3 B."""
     image = tau(A)
     if not isinstance(image, Tensor) or image.dim() != 2:
         what = f"shape {list(image.shape)}" if isinstance(image, Tensor) else brief(image)
         raise KindError(f"tau must return a matrix [outputs, inputs]; got {what}.")
-    if not nearly_equal(tau(3 * A - 2 * B), 3 * image - 2 * tau(B)):  # type: ignore[operator]
+    # 2 - 3 is not 1: a constant added to a linear function is found, too
+    if not nearly_equal(tau(2 * A - 3 * B), 2 * image - 3 * tau(B)):  # type: ignore[operator]
         raise InputError(
-            "tau is not linear: tau(3 A - 2 B) is not 3 tau(A) - 2 tau(B) for random A and B. "
+            "tau is not linear: tau(2 A - 3 B) is not 2 tau(A) - 3 tau(B) for random A and B. "
             "Put what is not linear into the activation."
         )
 
