@@ -17,6 +17,8 @@ from torch import Tensor
 from ..errors import InputError
 from .affine import affine
 from .chunks import sum_products
+from .functions import is_transformed
+from .memory import empty
 from .rows import Rows
 
 
@@ -61,5 +63,7 @@ def weight_gradient(rows: Rows, W: Tensor, y: Tensor, r: Tensor) -> Tensor:
     """
     if not is_by_step(W):
         return sum_products(rows, y, r)
-    shape = (rows.T, rows.B)
-    return torch.bmm(y.unflatten(0, shape).mT, r.unflatten(0, shape))
+    by_step = (y.unflatten(0, (rows.T, rows.B)).mT, r.unflatten(0, (rows.T, rows.B)))
+    if torch.is_grad_enabled() or is_transformed():  # torch cannot differentiate out=
+        return torch.bmm(*by_step)
+    return torch.bmm(*by_step, out=empty(W.shape, W))
