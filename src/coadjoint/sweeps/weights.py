@@ -4,7 +4,8 @@
     a_t = base_t + W_t r(x_{t-1})     W [T, g d, r d], for samples of equal length
 
 By step, the loops over time are those of a dense network over its layers: x_t = psi(W_t x_{t-1} +
-base_t). Every engine takes either; torch differentiates the functions here as often as needed.
+base_t). Every engine that takes W takes either, so engines.resolve chooses as usual. On a GPU it is
+one product for each step: the kernels of engine `cuda` keep a single W on the chip.
 """
 
 from __future__ import annotations
