@@ -95,6 +95,10 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("networks/test_seq2seq.py", "networks/test_interface.py"),
     ),
     "networks/layers.py": (("nn/test_recording.py",), ("networks/test_stack.py", "nn/test_nn.py")),
+    "networks/maps/": (
+        ("networks/test_maps.py",),
+        ("networks/test_thesis.py", "networks/test_chain.py"),
+    ),
     "networks/reservoir.py": (("networks/test_reservoir.py",), ()),
     "networks/reservoir_weights.py": (("networks/test_reservoir.py",), ()),
     "networks/ridge.py": (("networks/test_reservoir.py",), ("training/test_learning.py",)),
