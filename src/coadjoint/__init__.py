@@ -195,13 +195,13 @@ _MOVED = {
     "initialisers": "networks.initialisers",
     "layout": "sweeps.layout cells.parameters",
     "losses": "objectives.losses",
-    "network": "networks.network",
+    "network": "networks.network networks.trajectory",
     "online": "training.learning training.online training.stream_means",
     "parametrisations": "cells.structures",
     "penalties": "objectives.penalties objectives.schedules objectives.weights",
     "readout": "networks.readout networks.judge",
     "recording": "networks.layers nn.recording",
-    "recurrence": "networks.recurrence",
+    "recurrence": "networks.recurrence networks.effective_weights",
     "report": (
         "training.report.text training.report.curves training.report.read "
         "training.report.comparison training.report.figures training.report.pages "

@@ -22,6 +22,7 @@ from coadjoint.cli.bench import problems, tables
 from coadjoint.cli.bench.clock import relative_difference, time_in_turns
 from coadjoint.optimisers.hessian_free import HessianFree
 from coadjoint.sweeps import engines
+from paths import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -259,6 +260,17 @@ def test_a_wrong_or_failing_peer_is_noticed(monkeypatch):
     assert "elman 4x3x5: plain failing failed: out of memory" in notes
     assert "failing" not in found.rows[0].ms["plain"]
     assert "wrong" in found.rows[0].ms["plain"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_page_of_results_explains_its_columns_as_the_code_does(device):
+    page = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+    section = page.split(f"<!-- bench {device} -->")[1].split("<!-- end of bench")[0]
+    rate, more = tables.GEMM_RATES[device], measure_module.DEVICE_NOTES[device]
+    gemm = tables.GEMM_NOTE.format(rate=rate, more=more)
+    notes = [line.removeprefix("- ") for line in section.splitlines() if line.startswith("- ")]
+    assert notes[:3] == [tables.RATIO_NOTE, gemm, tables.DIFFERENCE_NOTE]
+    assert {*notes[3:]} <= {tables.TF32_NOTE, tables.JAX_TF32_NOTE, tables.JAX_NOTE}
 
 
 def test_json_holds_every_row(coadjoint):

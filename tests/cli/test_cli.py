@@ -18,6 +18,7 @@ from coadjoint.networks import initialisers
 from coadjoint.objectives import penalties
 from coadjoint.optimisers import recipes, schedules
 from coadjoint.training import settings
+from paths import read_table
 
 SMALL = [
     "--hidden",
@@ -171,59 +172,8 @@ def test_every_name_trains(coadjoint, words):
     assert Path("run/report.html").exists()
 
 
-REFUSED = [
-    ("train", 2, "nothing to train on"),
-    ("train xr", 2, "did you mean 'xor'?"),
-    ("train xor --cell lstmm", 2, "did you mean 'lstm'?"),
-    ("train xor --cell lstm,gruu", 2, "did you mean 'gru'?"),
-    ("train xor --cell lstm --eps 1", 2, "--eps does nothing with cell 'lstm'; its options: none."),
-    (
-        "train xor --cell lstm --init ring",
-        2,
-        "init 'ring' belongs to cells with a complex diagonal",
-    ),
-    (
-        "train xor --deep 3,x",
-        2,
-        "--deep: must be a whole number from 1 to 2147483647 or a list of them; got [3, 'x'].",
-    ),
-    ("train xor --layers 0", 2, "--layers: must be a whole number from 1 to 1000; got 0."),
-    ("train xor --beta x --readout tilted", 2, "--beta: must be a number; got 'x'."),
-    ("cells lstmm", 2, "did you mean 'lstm'?"),
-    ("cells lstm --hidden 0", 2, "--hidden"),
-    ("train xor --penalty logratio", 2, "did you mean 'log-ratio'?"),
-    ("train xor --lr -1", 2, "--lr: must be a number greater than 0; got -1."),
-    ("train xor --lrr 1", 2, "--lr"),
-    ("train xor --weight 2", 2, "--weight does nothing with --method bptt"),
-    ("train xor --optimiser adam --betas 1,1", 2, "optimiser 'adam'"),
-    ("train xor --config none.yaml", 2, "none.yaml: does not exist."),
-    ("train --train none.csv", 3, "none.csv does not exist."),
-    ("train xor --out file", 4, "is a file"),
-    ("train xor --out file/run", 4, "file/run"),
-    ("train xor --out full", 4, "not empty"),
-    ("train xor --out " + "a" * 300, 4, "200 characters"),
-    ("resume none", 4, "no such folder"),
-    ("resume full", 4, "config.yaml"),
-    ("resume full --jobs 2", 2, "--jobs applies to a comparison"),
-    ("report full", 4, "neither a run folder"),
-    ("replay none", 4, "has nothing to replay"),
-    ("predict none x.csv", 4, "none does not exist"),
-    ("predict full x.csv", 4, "not a run folder"),
-    ("predict file x.csv", 4, "not a file of tensors"),
-    ("compare", 2, "nothing to compare"),
-    ("compare xor", 2, "nothing to compare"),
-    ("compare xor -m a -m a", 2, "two methods share the name 'a'"),
-    ("compare xor -m a/1 -m a-1", 2, "two methods share the name 'a/1'"),
-    ("compare xor -m lr=1", 2, "takes a name and settings"),
-    ("compare xor -m a --seeds 0", 2, "--seeds must be at least 1"),
-    ("compare xor -m a --seeds 99999", 2, "more than 10,000 runs"),
-    ("compare xor -m a --jobs 0 --out none", 2, "--jobs must be at least 1"),
-    ("compare xor -m a --out file", 4, "is a file"),
-    ("compare xor -m a --out full", 4, "not empty"),
-    ("compare full none", 4, "full"),
-    ("demo --jobs 0", 2, "--jobs must be at least 1"),
-    ("nosuch", 2, "nosuch"),
-]
+REFUSED = [tuple(row.values()) for row in read_table(__file__, "refused_commands.json")]
+REFUSED.append(("train xor --out " + "a" * 300, 4, "200 characters"))
 
 
 @pytest.mark.parametrize(("words", "code", "text"), REFUSED, ids=[w[:60] for w, _, _ in REFUSED])

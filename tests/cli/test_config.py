@@ -22,6 +22,7 @@ from coadjoint.training import loop, settings
 from coadjoint.training.model_schema import build_network
 from coadjoint.training.network_section import CELL_OPTIONS, Shape
 from coadjoint.training.predict import load_model
+from paths import read_table
 
 TASK = {"task": {"name": "xor", "length": 12}, "network": {"hidden": 4}}
 WHOLE = "a whole number from 1 to 2147483647"
@@ -173,126 +174,8 @@ def test_a_flag_splits_lists_of_columns():
     assert setting_flags.parse_flag("data", "sep", ",") == ","
 
 
-IDLE = [
-    ({"optimiser": {"momentum": 0.9}},
-        "--momentum does nothing with --optimiser adam: it belongs to momentum, nesterov, "
-        "rmsprop."),
-    ({"optimiser": {"name": "sgd", "betas": [0.9, 0.99]}},
-        "--betas does nothing with --optimiser sgd: it belongs to adam, adamw, adamax, nadam, "
-        "radam."),
-    ({"optimiser": {"decay": 0.5}},
-        "--decay does nothing with --schedule constant: it belongs to exponential, inverse-time, "
-        "plateau."),
-    ({"optimiser": {"schedule": "cosine", "plateau": 3}},
-        "--plateau does nothing with --schedule cosine: it belongs to plateau."),
-    ({"optimiser": {"schedule": "plateau", "end": 0.1}},
-        "--end does nothing with --schedule plateau: it belongs to linear, cosine."),
-    ({"optimiser": {"name": "hessian-free", "lr": 0.1}}, None),
-    ({"optimiser": {"name": "hessian-free", "schedule": "cosine"}},
-        "--schedule and --warmup do nothing with --optimiser hessian-free: it has no step size."),
-    ({"optimiser": {"name": "lbfgs", "step_rule": "armijo"}}, None),
-    ({"optimiser": {"name": "lbfgs"}, "training": {"clip_mean": 2.0}},
-        "--clip-mean does nothing with --optimiser lbfgs: it chooses its own step."),
-    ({"optimiser": {"cg": 20}},
-        "--cg does nothing with --optimiser adam: it belongs to hessian-free."),
-    ({"optimiser": {"history": 20}},
-        "--history does nothing with --optimiser adam: it belongs to lbfgs."),
-    ({"optimiser": {"ridge": 1.0}},
-        "--ridge does nothing with --optimiser adam: it belongs to ridge."),
-    ({"optimiser": {"name": "ridge"}, "gradient": {"penalty": "variance"}},
-        "--method penalised does nothing with --optimiser ridge: it solves for the readout."),
-    ({"optimiser": {"name": "hessian-free"}, "network": {"dropout": 0.1}}, None),
-    ({"optimiser": {"direction": "temporal"}, "gradient": {"penalty": "variance"}}, None),
-    ({"optimiser": {"schedule": "cosine"}, "training": {"seconds": 5.0}},
-        "a linear or cosine schedule needs to know the last step, which a budget (--gradients, "
-        "--seconds) does not determine: give --steps."),
-    ({"optimiser": {"step_rule": "armijo", "threshold": 1.0}},
-        "--threshold does nothing with --step-rule armijo: it belongs to galvan."),
-    ({"network": {"std": 0.1}},
-        "--std does nothing with --init torch: it belongs to gaussian, spectral, sparse, "
-        "orthogonal, identity."),
-    ({"network": {"init": "gaussian", "radius": 1.0}},
-        "--radius does nothing with --init gaussian: it belongs to spectral, sparse, orthogonal, "
-        "identity, ring."),
-    ({"network": {"inner": 0.5}}, "--inner does nothing with --init torch: it belongs to ring."),
-    ({"network": {"attention_steps": 5}},
-        "--attention-steps does nothing with --readout last: it belongs to attention."),
-    ({"network": {"eps": 0.1}}, "--eps does nothing with cell 'elman'; its options: activation."),
-    ({"network": {"cell": "lru", "noise": 0.1}},
-        "--noise does nothing with cell 'lru'; its options: none."),
-    ({"network": {"cell": "scrn", "eps": 0.1}},
-        "--eps does nothing with cell 'scrn'; its options: activation, alpha."),
-    ({"network": {"cell": "cornn", "k": 2}},
-        "--k does nothing with cell 'cornn'; its options: activation, dt, eps, gamma."),
-    ({"network": {"cell": "gru-before", "depth": 2}},
-        "--depth does nothing with cell 'gru-before'; its options: none."),
-    ({"network": {"cell": "gated-feedback", "width": 2}},
-        "--width does nothing with cell 'gated-feedback'; its options: layers, unit."),
-    ({"network": {"cell": "lstm", "activation": "relu"}},
-        "--activation does nothing with cell 'lstm'; its options: none."),
-    ({"network": {"cell": ["lstm", "rate"], "eps": 0.1}},
-        "--eps does nothing with cells lstm, rate; their options: activation, noise."),
-    ({"network": {"beta": 0.5}}, "--beta does nothing with cell 'elman'; its options: activation."),
-    ({"network": {"cell": "inverse", "structure": "diagonal"}},
-        "--structure does nothing with cell 'inverse': its equations define W."),
-    ({"network": {"dropout": 0.1}, "task": {"name": "sorting"}},
-        "--dropout acts between the layers of the encoder when the output is a sequence, but "
-        "there is only one: give --layers."),
-    ({"gradient": {"pretrain": 5}},
-        "--pretrain does nothing with --method bptt: it belongs to penalised."),
-    ({"gradient": {"pretrain": 5, "penalty": "variance", "weight": 0.0}},
-        "--pretrain minimises the penalty alone, but --weight 0 turns the penalty off."),
-    ({"gradient": {"weight_target": 0.1}},
-        "--weight-target does nothing with --method bptt: it belongs to penalised."),
-    ({"gradient": {"weight_target": 0.1, "penalty": "variance", "weight_schedule": "linear"}},
-        "--weight-target does nothing with --weight-schedule linear: it belongs to steered."),
-    ({"gradient": {"weight_schedule": "steered", "penalty": "variance"}},
-        "--weight-schedule steered needs --weight-target."),
-    ({"task": {"name": "xor", "easiest_by": "loss"}},
-        "--easiest-by has no effect without --easiest."),
-    ({"network": {"residual": True, "bidirectional": True}},
-        "--residual acts between layers, but there is only one: give --layers or a list of cells."),
-    ({"network": {"cell": ["lstm", "gru"], "layers": 2}},
-        "--cell lstm,gru makes one layer for each name: leave out --layers, or name one cell."),
-    ({"network": {"cell": ["reservoir", "gru"]}},
-        "a reservoir cannot be mixed with other cells; --layers 2 makes two reservoir layers."),
-    ({"network": {"cell": []}}, "--cell is empty: `coadjoint cells` lists the names."),
-    ({"network": {"freeze": ["W", "p.leak"]}},
-        "--freeze: this network has no parameter 'p.leak'; it has W, R, b, V, b_o."),
-    ({"network": {"cell": "antisymmetric", "freeze": ""}},
-        "--freeze: this network has no parameter ''; it has W, R, b, V, b_o."),
-    ({"task": {"name": "memorisation-5"}, "network": {"readout": "tilted"}},
-        "--readout tilted makes one answer for a sequence, but this task needs one at every "
-        "step."),
-    ({"gradient": {"weight": 2.0}},
-        "--weight does nothing with --method bptt: it belongs to penalised."),
-    ({"gradient": {"weight_rate": 2.0}},
-        "--weight-rate does nothing with --weight-schedule constant: it belongs to inverse-time, "
-        "exponential."),
-    ({"gradient": {"penalty": "variance", "weight_end": 1.0}},
-        "--weight-end does nothing with --weight-schedule constant: it belongs to linear."),
-    ({"gradient": {"weight_schedule": "constant"}},
-        "--weight-schedule does nothing with --method bptt: it belongs to penalised."),
-    ({"gradient": {"method": "rtrl", "penalty": "variance"}},
-        "--penalty does nothing with --method rtrl: it belongs to penalised."),
-    ({"gradient": {"k1": 3}}, "--k1 does nothing with --method bptt: it belongs to truncated."),
-    ({"task": {"rule": "strict"}},
-        "--rule has no effect on task 'xor'; its options: length, ragged, curriculum."),
-    ({"task": {"pixels": 1}},
-        "--pixels has no effect on task 'xor'; its options: length, ragged, curriculum."),
-    ({"data": {"kind": "next"}},
-        "--kind applies to your own data (--train FILE), not to task 'xor'."),
-    ({"training": {"epochs": 3}},
-        "--epochs needs a finite training set, but this task is generated without end: use "
-        "--steps."),
-    ({"gradient": {"method": "penalised"}}, None),
-    ({"gradient": {"method": "truncated"}},
-        "--method truncated needs --k1; also --k2, to backpropagate further than --k1 steps."),
-    ({"gradient": {"penalty": "variance", "weight_schedule": "exponential"}},
-        "--weight-schedule exponential needs --weight-rate."),
-    ({"gradient": {"penalty": "variance", "weight_schedule": "exponential", "weight_rate": 2.0}},
-        None),
-]  # fmt: skip
+# settings, and the line that refuses them; null: any one line
+IDLE = [tuple(row.values()) for row in read_table(__file__, "idle_settings.json")]
 
 
 def merged(changes):
@@ -529,18 +412,18 @@ NETWORKS = {
 SIZES = {"inputs": 2, "outputs": 1, "hidden": 4, "output": "sigmoid", "dtype": torch.float64}
 BY_HAND = {
     "antisymmetric": lambda: co.Network("antisymmetric", gated=True, eps=0.1, gamma=0.2, **SIZES),
-    "cornn": lambda: co.Network(library.cornn(0.1, 1.5, 2), x0="learned", **SIZES),
-    "scrn": lambda: co.Network(library.scrn(0.5, True), skip=True, **SIZES),
-    "inverse": lambda: co.Network(library.inverse(3, "relu"), **SIZES),
+    "cornn": lambda: co.Network(co.cells.cornn(0.1, 1.5, 2), x0="learned", **SIZES),
+    "scrn": lambda: co.Network(co.cells.scrn(0.5, True), skip=True, **SIZES),
+    "inverse": lambda: co.Network(co.cells.inverse(3, "relu"), **SIZES),
     "rate": lambda: co.Network(
-        library.rate(noise=0.1), structure=co.cells.structures.dale(4), **SIZES
+        co.cells.rate(noise=0.1), structure=co.cells.structures.dale(4), **SIZES
     ),
     "lstm-1997": lambda: co.Network("lstm-1997", truncated=True, **SIZES),
     "lipschitz": lambda: co.Network(
-        library.lipschitz(beta=0.6), readout="attention", steps=4, **SIZES
+        co.cells.lipschitz(beta=0.6), readout="attention", steps=4, **SIZES
     ),
-    "tilted": lambda: co.Network(library.lipschitz(), readout="tilted", beta=-2.0, **SIZES),
-    "lru": lambda: co.Network(library.lru, skip=True, **SIZES),
+    "tilted": lambda: co.Network(co.cells.lipschitz(), readout="tilted", beta=-2.0, **SIZES),
+    "lru": lambda: co.Network(co.cells.lru, skip=True, **SIZES),
     "gated-feedback": lambda: co.Network(
         steps.GatedFeedback(2, 4, layers=3, unit="lstm", bias=False, dtype=torch.float64),
         bias=False,
@@ -555,7 +438,7 @@ BY_HAND = {
     "reservoir": lambda: co.Network("leaky", deep=(6, 5), **SIZES),
     "frozen": lambda: co.Network("lstm", structure="low-rank", deep=(3,), **SIZES),
     "stack": lambda: co.Stack(
-        ["lstm", "gru-before", library.rate(noise=0.1)],
+        ["lstm", "gru-before", co.cells.rate(noise=0.1)],
         residual=True,
         dropout=0.2,
         readout="tilted-tanh",

@@ -17,7 +17,6 @@ import emulated
 import oracles
 import stacks
 from cases import MAKE
-from coadjoint.cells import library
 from coadjoint.errors import InputError, Unsupported
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
 from coadjoint.sweeps.rows import Rows
@@ -339,7 +338,9 @@ REFUSED = {
     "to torch, norm": (lambda: co.nn.RNN(2, 3, layer_norm=True).to_torch(), Unsupported,
         "torch.nn.RNN has no layer_norm"),
     "a network": (
-        lambda: co.Network(library.noisy(library.lstm, True, True), inputs=2, hidden=3, outputs=1),
+        lambda: co.Network(
+            co.cells.noisy(co.cells.lstm, True, True), inputs=2, hidden=3, outputs=1
+        ),
         Unsupported,
         r"is given data at each step \(k_h, k_c, m\).* Use co.nn",
     ),
@@ -363,7 +364,7 @@ def test_layer_norm_runs_on_engine_autograd():
 
 def test_a_noisy_cell_keeps_what_W_reads_in_a_slot():
     """What W reads is a slot of its own; what is given comes after the gates that stand apart."""
-    both = library.noisy(library.gru, True, True)
+    both = co.cells.noisy(co.cells.gru, True, True)
     assert (both.slots, both.gates, both.given, both.side) == (
         ("h", "r"),
         ("r", "u", "n"),
@@ -375,12 +376,12 @@ def test_a_noisy_cell_keeps_what_W_reads_in_a_slot():
         "r",
         {"b_n": 0.0},
     )
-    assert library.noisy(library.gru, True, True) is both
-    assert library.noisy(library.lstm, False, True).given == ("k_h", "k_c")
-    assert library.noisy(library.lstm, False, True).slots == ("h", "c")
+    assert co.cells.noisy(co.cells.gru, True, True) is both
+    assert co.cells.noisy(co.cells.lstm, False, True).given == ("k_h", "k_c")
+    assert co.cells.noisy(co.cells.lstm, False, True).slots == ("h", "c")
     torch.manual_seed(0)
     d, B = 3, 4
-    cell = library.noisy(library.lstm, True, True)
+    cell = co.cells.noisy(co.cells.lstm, True, True)
     base, x, W = torch.randn(B, 4 * d), torch.randn(B, 3 * d), torch.randn(4 * d, d)
     side = torch.rand(B, 3 * d)
     h, c, r = x.chunk(3, 1)
@@ -424,7 +425,7 @@ def test_the_peephole_cell_of_a_network_is_that_of_the_module():
 
 def given(name="noisy", sizes=(3, 3, 2), d=5, dtype=F64):
     """A sweep's problem of a cell that is given masks."""
-    CELLS["noisy"] = library.noisy(library.lstm, True, True)
+    CELLS["noisy"] = co.cells.noisy(co.cells.lstm, True, True)
     problem = Problem(name, list(sizes), d, dtype)
     g = torch.Generator().manual_seed(1)
     m = torch.rand(problem.rows.N, len(problem.cell.given) * d, generator=g, dtype=F64)

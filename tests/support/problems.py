@@ -30,12 +30,12 @@ def mixed(z, v, x, p):
 
 
 CELLS = {
-    "elman": library.elman(), "lstm": library.lstm, "gru": library.gru, "leaky": library.leaky(),
-    "rate": library.rate(),
+    "elman": co.cells.elman(), "lstm": co.cells.lstm, "gru": co.cells.gru,
+    "leaky": co.cells.leaky(), "rate": co.cells.rate(),
     **cases.CELLS, "mixed": mixed,
 }  # fmt: skip
 NEWER = {name: library.named(name) for name in library.CELLS if name not in CELLS}
-NEWER["lstm-1997-truncated"] = library.lstm_1997(truncated=True)  # nothing goes back through its W
+NEWER["lstm-1997-truncated"] = co.cells.lstm_1997(truncated=True)  # nothing goes back through its W
 BARS = {torch.float32: 2e-5, torch.float64: 1e-12}
 NAMES = (
     "s",

@@ -17,7 +17,6 @@ import torch
 
 import cases
 import coadjoint as co
-from coadjoint.cells import library
 from coadjoint.cells.formula import PRIMITIVES, Node, symbol
 from coadjoint.sweeps import pointwise, slopes
 from coadjoint.sweeps.engines import reference
@@ -42,9 +41,9 @@ def mixed(z, v, x, p):
 
 
 CELLS = {
-    "elman": library.elman(), "relu": library.elman("relu"), "softplus": library.elman("softplus"),
-    "leaky": library.leaky(),
-    "rate": library.rate(), "lstm": library.lstm, "gru": library.gru, "odd": cases.odd,
+    "elman": co.cells.elman(), "relu": co.cells.elman("relu"),
+    "softplus": co.cells.elman("softplus"), "leaky": co.cells.leaky(),
+    "rate": co.cells.rate(), "lstm": co.cells.lstm, "gru": co.cells.gru, "odd": cases.odd,
     "diagonal": cases.diagonal,
     "pair": cases.pair, "mixed": mixed,
 }  # fmt: skip

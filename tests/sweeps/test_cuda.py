@@ -16,7 +16,6 @@ import torch
 
 import coadjoint as co
 import emulated
-from coadjoint.cells import library
 from coadjoint.cells.formula import PRIMITIVES, Node, symbol
 from coadjoint.errors import Unsupported
 from coadjoint.gradients import captured
@@ -152,10 +151,10 @@ def test_the_other_cells_equal_the_definition(name, chip):
 @compiles
 def test_weights_are_kept_in_shared_memory(chip):
     """The case that says so does keep a part of W there."""
-    chip(MODES["shared"][0](library.lstm, 31, 4))
+    chip(MODES["shared"][0](co.cells.lstm, 31, 4))
     for name, options in (("forward", ()), ("adjoint", (True,) * 5), ("tangent", (True,) * 3)):
-        g = geometry.choose_geometry(library.lstm, 31, 5, 4, 4)
-        text, _ = source.kernel_source(name, library.lstm, g, 31, F32, False, *options)
+        g = geometry.choose_geometry(co.cells.lstm, 31, 5, 4, 4)
+        text, _ = source.kernel_source(name, co.cells.lstm, g, 31, F32, False, *options)
         defined = dict(
             line.split()[1:3]
             for line in text.splitlines()
@@ -300,10 +299,10 @@ def test_every_unit_of_every_sample_has_one_place(name):
 
 @pytest.mark.parametrize("kernel", ["forward", "adjoint"])
 def test_many_samples_fit_the_chip(kernel):
-    g = geometry.choose_geometry(library.lstm, 88, 1056, 8, 132)
+    g = geometry.choose_geometry(co.cells.lstm, 88, 1056, 8, 132)
     assert (
         source.kernel_source(
-            kernel, library.lstm, g, 88, F64, True, *((True,) * 5 if kernel == "adjoint" else ())
+            kernel, co.cells.lstm, g, 88, F64, True, *((True,) * 5 if kernel == "adjoint" else ())
         )[1]
         <= CHIP
     )
@@ -319,7 +318,7 @@ def test_what_the_engine_cannot_run_is_refused(monkeypatch):
     with pytest.raises(
         Unsupported, match="engine 'cuda' runs on an NVIDIA GPU, but the data is on cpu"
     ):
-        resolve("cuda", library.lstm, "cpu")
+        resolve("cuda", co.cells.lstm, "cpu")
     with pytest.raises(Unsupported, match="engine 'cuda' runs on an NVIDIA GPU"):
         co.Network("elman", inputs=1, hidden=2, outputs=1, engine="cuda")
     monkeypatch.setattr(torch.version, "cuda", None)

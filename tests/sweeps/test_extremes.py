@@ -300,7 +300,7 @@ def test_functions_are_accurate_near_zero_and_far_out(name, compiled, dtype):
 def test_three_derivatives_of_what_enters_an_lru_are_accurate(nu):
     """In float32, where a root of what is nearly zero is steep: third derivatives stay in range."""
     y, at = (
-        library.input_gain(library.at_most(library.FADES_AT_ONCE, A)),
+        co.cells.input_gain(co.cells.at_most(co.cells.FADES_AT_ONCE, A)),
         torch.tensor([nu], dtype=F32),
     )
     with mp.workdps(50):

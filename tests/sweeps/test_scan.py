@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import coadjoint as co
 import problems
-from coadjoint.cells import library
 from coadjoint.cells.cell import Cell
 from coadjoint.sweeps import engines
 from coadjoint.sweeps.engines import eager, reference, scan
@@ -52,7 +51,7 @@ def forgetful(z, v, x, p):
     return 0.0 * x.h
 
 
-LINEAR = {"mingru": library.mingru, "minlstm": library.minlstm, "lru": library.lru}
+LINEAR = {"mingru": co.cells.mingru, "minlstm": co.cells.minlstm, "lru": co.cells.lru}
 CELLS = {**LINEAR, "three": three, "apart": apart, "gated": gated, "forgetful": forgetful}
 SIZES = [[2], [3, 3], [1, 1, 1], [3] * 7, [1] * 64, [4, 4, 3, 1], [5, 5, 5, 2, 1, 1, 1]]
 
@@ -183,7 +182,7 @@ def test_no_value_is_read_on_the_host(name):
 def test_costates_of_any_size_are_exact_in_float32():
     """Gates of exactly one half: lam_t = 2^(t - T) s_last, to the bit, and k says the rest."""
     T, d = 10_000, 3
-    rows, cell = Rows([2] * T), library.mingru
+    rows, cell = Rows([2] * T), co.cells.mingru
     base = torch.cat([torch.zeros(2 * T, d), torch.randn(2 * T, d)], 1)
     plan = SweepPlan(cell, rows, scan)
     x, a, q = scan.forward(plan, base, None, None, torch.zeros(2, d), None)
@@ -312,7 +311,7 @@ def test_a_quiet_unit_does_not_spoil_the_second_adjoint():
     2 at every step.
     """
     T, B, d = 600, 2, 3
-    net = co.Network(library.mingru, inputs=2, hidden=d, outputs=1, dtype=torch.float32)
+    net = co.Network(co.cells.mingru, inputs=2, hidden=d, outputs=1, dtype=torch.float32)
     with torch.no_grad():
         net.R[:d] = 0
         net.b[:d] = torch.tensor([0.0, -40.0, 0.1])
@@ -502,7 +501,7 @@ def test_a_sequence_can_be_swept_in_segments():
 def test_lru_learns_to_remember():
     """The first input of a sequence of noise, ten steps later."""
     torch.manual_seed(0)
-    net = co.Network(library.lru, inputs=1, hidden=16, outputs=1, engine="scan")
+    net = co.Network(co.cells.lru, inputs=1, hidden=16, outputs=1, engine="scan")
     with torch.no_grad():
         net.p["nu"].uniform_(-4, -1)
         net.p["theta"].uniform_(0, math.pi)
@@ -541,12 +540,12 @@ def below(z, v, x, p):
     ("cell", "words"),
     [
         (
-            library.elman(),
+            co.cells.elman(),
             "engine 'scan' is for recurrences without W, but cell 'elman' has one. Use "
             "engine='auto'",
         ),
-        (library.elman("identity"), "without W, but cell 'elman' has one"),
-        (library.lstm, "without W, but cell 'lstm' has one"),
+        (co.cells.elman("identity"), "without W, but cell 'elman' has one"),
+        (co.cells.lstm, "without W, but cell 'lstm' has one"),
         (stepping, "is for steps that are linear in the state, but that of cell 'stepping' is not"),
         (squared, "that of cell 'squared' is not"),
         (below, "that of cell 'below' is not"),
@@ -568,11 +567,11 @@ def test_linear_cells_are_taken(name):
 
 def test_it_is_chosen_on_a_gpu_for_the_cells_it_takes(monkeypatch, caplog):
     """On a GPU, for the cells it takes; a CPU has the quicker loops."""
-    choice = engines.resolve("auto", library.mingru, "cuda")
+    choice = engines.resolve("auto", co.cells.mingru, "cuda")
     assert (choice, choice.why) == ("scan", "the cell is a formula and the data is on cuda")
-    assert engines.resolve("auto", library.lru, "cpu") in ("cpu", "eager")
+    assert engines.resolve("auto", co.cells.lru, "cpu") in ("cpu", "eager")
     monkeypatch.setattr(engines, "device_refusal", lambda name, device: None)
-    choice = engines.resolve("auto", library.lstm, "cuda")
+    choice = engines.resolve("auto", co.cells.lstm, "cuda")
     assert choice == "cuda"
     declined = (
         "engine 'scan' is for recurrences without W, but cell 'lstm' has one. Use engine='auto'."
@@ -586,7 +585,7 @@ def test_a_missing_engine_is_named_before_a_declined_cell(monkeypatch, caplog):
     monkeypatch.setattr(
         engines, "device_refusal", lambda name, device: "is missing." if name == "cuda" else None
     )
-    choice = engines.resolve("auto", library.lstm, "cuda")
+    choice = engines.resolve("auto", co.cells.lstm, "cuda")
     assert (choice, choice.why) == (
         "eager",
         "the cell is a formula and the data is on cuda; engine 'cuda' is missing.",

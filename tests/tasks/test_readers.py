@@ -22,7 +22,7 @@ from coadjoint.tasks.files import read
 from coadjoint.tasks.files import text as text_module
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.training import online
-from paths import put
+from paths import put, read_table
 from work import counted
 
 pytestmark = pytest.mark.slow
@@ -49,53 +49,10 @@ QUOTED = '"id","time","a","b","target"\n' + "".join(
 )
 NEXT = {"kind": "next"}
 
-# name: (text of data.csv, options, words that the answer holds)
-CSV = {
-    "empty": ("", {}, ["data.csv", "empty (0 bytes)"]),
-    "only blank lines": ("\n\n", {}, ["data.csv", "no text"]),
-    "header only": ("id,a,target\n", {}, ["data.csv has a header but no rows"]),
-    "too many fields": ("a,b\n1,2\n1,2,3\n4,5\n", NEXT, ["data.csv:3", "expected 2 fields, got 3"]),
-    "too few fields": ("a,b\n1,2\n1\n4,5\n", NEXT, ["data.csv:3", "expected 2 fields, got 1"]),
-    "rows longer than the header": ("a,b\n1,2,3\n4,5,6\n", NEXT,
-        ["header has 2 names, but rows have 3 fields"]),
-    "semicolons": ("a;b\n1;2\n3;4\n", NEXT, ["looks ;-separated", "--sep ';'"]),
-    "semicolons and decimal commas": ("a;b\n1,5;2,5\n3,5;4,5\n", NEXT,
-        ["looks ;-separated", "--sep ';'"]),
-    "tabs": ("a\tb\n1\t2\n", NEXT, ["looks tab-separated", "--sep"]),
-    "decimal comma": ("a;b\n1;2\n1,5;2\n", NEXT | {"sep": ";"},
-        ["data.csv:3 column 'a'", '"1,5"', "--decimal ','"]),
-    "decimal comma or thousands": ('a,b\n1,2\n"1,000",2\n', NEXT,
-        ["data.csv:3 column 'a'", '"1,000"', "--thousands ','", "--decimal ','"]),
-    "thousands": ('a,b\n1,2\n"1,000.5",2\n', NEXT,
-        ["data.csv:3 column 'a'", '"1,000.5"', "--thousands ','"]),
-    "points where commas are decimal": ("a;b\n1,5;2.5\n", NEXT | {"sep": ";", "decimal": ","},
-        ["data.csv:2 column 'b'", '"2.5"', "--decimal"]),
-    "wrong groups": ('a,b\n1,"10,00"\n', NEXT | {"thousands": ","},
-        ["data.csv:2 column 'b'", '"10,00"']),
-    "a word": ("id,flow\nx,1\nx,n/a?\n", NEXT,
-        ["data.csv:3 column 'flow'", '"n/a?" is not a number', "--missing drop|ffill|mask"]),
-    "hexadecimal": ("a,b\n1,2\n0x1F,2\n", NEXT, ["data.csv:3 column 'a'", '"0x1F"', "hexadecimal"]),
-    "underscores": ("a,b\n1,2\n1_000,2\n", NEXT,
-        ["data.csv:3 column 'a'", '"1_000"', "underscores"]),
-    "True": ("a,b\nTrue,2\n2,2\n", NEXT, ["data.csv:2 column 'a'", '"True"', "Write 1 and 0"]),
-    "other digits": ("a,b\n1,\u0663\n", NEXT, ["data.csv:2 column 'b'", "is not a number"]),
-    "blank": ("a,b\n1,2\n,2\n3,4\n", NEXT,
-        ["data.csv:3 column 'a'", "1 of 3 values are missing", "--missing drop|ffill|mask"]),
-    "NaN and NA": ("a,b\nNaN,2\nNA,2\n3,4\n", NEXT,
-        ["data.csv:2 column 'a'", "2 of 3 values are missing", "data.csv:3"]),
-    "all missing": ("a,b\nNaN,2\n,2\n", NEXT, ["column 'a'", "every value is missing"]),
-    "inf": ("a,b\n1,2\n-inf,2\n", NEXT, ["data.csv:3 column 'a'", '"-inf" is not finite']),
-    "1e999": ("a,b\n1,2\n1e999,2\n", NEXT, ["data.csv:3 column 'a'", '"1e999" is not finite']),
-    "beyond 2^53": ("a,b\n1,2\n9007199254740993,2\n", NEXT,
-        ["data.csv:3 column 'a'", "9007199254740993", "cannot be represented exactly"]),
-    "beyond 2^63": ("a,b\n1,2\n99999999999999999999999,2\n", NEXT,
-        ["data.csv:3 column 'a'", "cannot be represented exactly"]),
-    "no header": ("1,2,3\n4,5,6\n", NEXT,
-        ["data.csv:1", "first row looks like data", "--no-header"]),
-    "no header, with words": ("x,0,1.5,up\nx,1,2.5,up\n", {},
-        ["data.csv:1", "first row looks like data", "--no-header"]),
-    "names twice": ("a,b,a\n1,2,3\n", NEXT, ["more than once", "'a'"]),
-    "no name": (",a,b\n1,2,3\n", NEXT, ["data.csv:1", "column 1 has no name"]),
+# name: the text of data.csv, options, words that the answer holds
+TABLES = read_table(__file__, "bad_tables.json")
+CSV = {name: tuple(row.values()) for name, row in TABLES.items()}
+CSV |= {  # tables that are not text
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), NEXT, ["data.csv", "UTF-16", "UTF-8"]),
     "UTF-16 without a mark": ("a,b\n1,2\n".encode("utf-16-le"), NEXT, ["data.csv", "UTF-16"]),
     "latin-1": ("a,b\n1,2\ncaf\u00e9,2\n".encode("latin-1"), NEXT,
@@ -104,48 +61,14 @@ CSV = {
     "gzip": (gzip.compress(b"a,b\n1,2\n"), NEXT, ["data.csv", "gzip"]),
     "workbook": (b"PK\x03\x04" + b"." * 30 + b"xl/workbook.xml", NEXT, ["data.csv", ".xlsx"]),
     "Parquet": (b"PAR1....", NEXT, ["data.csv", "Parquet"]),
-    "web page": ("\n<!DOCTYPE html><p>404", NEXT, ["data.csv", "web page"]),
-    "open quote": ('a,b\n1,2\n"3,4\n5,6\n7,8\n', NEXT, ["data.csv:3", "never closed"]),
-    "quote that swallows rows": ('a,b\n1,2\n"3,4\n5,"6"\n', NEXT, ["data.csv:3", "quote"]),
-    "blank line": ("a,b\n1,2\n\n3,4\n", NEXT, ["data.csv:3", "blank"]),
-    "no target": ("id,a,tarjet\nx,1,2\n", {},
-        ["no column called target", "did you mean 'tarjet'".capitalize(), "--target",
-            "--kind next"]),
-    "target absent": ("id,a,flow\nx,1,2\n", {"target": ("flwo",), "kind": "regress"},
-        ["no column 'flwo'", "'flow'", "Columns: 'id', 'a', 'flow'"]),
-    "target is an input": ("id,a,b\nx,1,2\n",
-        {"target": ("b",), "features": ("a", "b"), "kind": "regress"},
-        ["'b' is both the target and an input"]),
-    "features absent": ("id,a,b\nx,1,2\n", NEXT | {"features": ("a", "c")},
-        ["missing columns: 'c'", "extra columns: 'b'"]),
-    "numbers as target": ("id,a,target\nx,1,2\nx,1,3\n", {},
-        ["column 'target'", "--kind classify", "--kind regress"]),
-    "numbers and words as target": ("id,a,target\nx,1,2\nx,1,up\n", {},
-        ["column 'target'", "--kind"]),
-    "no features": ("id,time,target\nx,1,up\n", {}, ["no column is left as a feature"]),
-    "two ids": ("id,ID,a\nx,1,2\n", NEXT, ["'id', 'ID'", "--id"]),
-    "id missing": ("id,a\nx,1\n,2\n", NEXT, ["data.csv:3 column 'id'", "id is missing"]),
-    "id again": ("id,a\nx,1\ny,2\nx,3\n", NEXT,
-        ["data.csv:4 column 'id'", "'x' appears again", "Sort"]),
-    "time back": ("id,time,a\nx,1,1\nx,0,2\n", NEXT, ["data.csv:3 column 'time'", "is earlier"]),
-    "time twice": ("id,time,a\nx,1,1\nx,1,2\n", NEXT, ["data.csv:3 column 'time'", "is the same"]),
-    "time missing": ("id,time,a\nx,1,1\nx,,2\n", NEXT,
-        ["data.csv:3 column 'time'", "time is missing"]),
-    "time in words": ("id,time,a\nx,01/02/2024,1\n", NEXT,
-        ["data.csv:2 column 'time'", '"01/02/2024"', "ISO 8601"]),
-    "no such day": ("id,time,a\nx,2023-02-28,1\nx,2023-02-30,1\n", NEXT,
-        ["data.csv:3 column 'time'", "is not a valid date"]),
-    "mixed zones": ("id,time,a\nx,2024-01-01T00:00Z,1\nx,2024-01-01T01:00,1\n", NEXT,
-        ["data.csv:3 column 'time'", "mixed time zones"]),
-    "two zones": ("id,time,a\nx,2024-01-01T00:00+01:00,1\nx,2024-01-01T02:00+02:00,1\n", NEXT,
-        ["data.csv:3 column 'time'", "mixed time zones"]),
-    "control sequences": ("a,b\n1,\x1b[31mred\n", NEXT, ["data.csv:2 column 'b'", "\\x1b[31mred"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CSV)
 def test_a_bad_table_is_refused_in_one_line(case, tmp_path):
     content, options, words = CSV[case]
+    for name in {"target", "features"} & options.keys():
+        options = options | {name: tuple(options[name])}
     text = refused(put(tmp_path, "data.csv", content), words, **options)
     assert "\n" not in text  # one problem, one line
 

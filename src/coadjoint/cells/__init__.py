@@ -36,37 +36,21 @@ from . import steps, structures
 from .about import CellDescription, about
 from .activations import ACTIVATIONS, Activation, activation_function, identity
 from .cell import Cell, Fields, Uniform, Weights, cell
-from .library import (
-    CELLS,
+from .classic import elman, gaussian, gru, leaky, lstm, lstm_1997, peephole, rate, scrn
+from .conservative import antisymmetric, cornn, exponential, inverse, lipschitz, unicornn
+from .library import CELLS, FIXED_ACTIVATION, named, options
+from .linear import (
     FADES_AT_ONCE,
-    FIXED_ACTIVATION,
     NEVER_FADES,
-    antisymmetric,
     at_most,
-    cached_by_options,
-    cornn,
-    elman,
-    exponential,
-    gaussian,
-    gru,
     input_gain,
-    inverse,
-    leaky,
-    lipschitz,
     lru,
-    lstm,
-    lstm_1997,
     mingru,
     minlstm,
-    named,
-    noisy,
-    options,
-    peephole,
-    rate,
     ring,
-    scrn,
-    unicornn,
 )
+from .noise import noisy
+from .transport import cached_by_options
 
 __all__ = [
     "ACTIVATIONS",

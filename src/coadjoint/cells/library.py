@@ -9,52 +9,9 @@ from collections.abc import Callable
 from ..errors import InputError, KindError, choose, real
 from .activations import Activation
 from .cell import Cell
-from .classic import elman, gaussian, gru, leaky, lstm, lstm_1997, peephole, rate, scrn
+from .classic import elman, gru, leaky, lstm, lstm_1997, peephole, rate, scrn
 from .conservative import antisymmetric, cornn, exponential, inverse, lipschitz, unicornn
-from .linear import (
-    FADES_AT_ONCE,
-    NEVER_FADES,
-    at_most,
-    input_gain,
-    lru,
-    mingru,
-    minlstm,
-    ring,
-)
-from .noise import noisy
-from .transport import cached_by_options
-
-__all__ = [
-    "CELLS",
-    "FADES_AT_ONCE",
-    "FIXED_ACTIVATION",
-    "NEVER_FADES",
-    "antisymmetric",
-    "at_most",
-    "cached_by_options",
-    "cornn",
-    "elman",
-    "exponential",
-    "gaussian",
-    "gru",
-    "input_gain",
-    "inverse",
-    "leaky",
-    "lipschitz",
-    "lru",
-    "lstm",
-    "lstm_1997",
-    "mingru",
-    "minlstm",
-    "named",
-    "noisy",
-    "options",
-    "peephole",
-    "rate",
-    "ring",
-    "scrn",
-    "unicornn",
-]
+from .linear import lru, mingru, minlstm
 
 CELLS: dict[str, Cell | Callable[..., Cell]] = {  # a cell, or a function of its options
     "elman": elman,

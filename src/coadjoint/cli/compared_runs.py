@@ -350,6 +350,7 @@ def command_words(folder: Path, run: KeyValues) -> list[str]:
     """
     target = folder / run["folder"]
     if (target / "config.yaml").exists():
+        # --fallback: nobody is there to choose an earlier checkpoint if the last one is damaged.
         return ["resume", str(target), "--fallback", "--quiet"]
     config = folder / "configs" / f"{target.name}.yaml"
     return ["train", "--config", str(config), "--out", str(target), "--quiet"]

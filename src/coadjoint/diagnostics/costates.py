@@ -285,17 +285,21 @@ def paths(e: Evaluation) -> Paths:
 
 
 def log_path_shares(A: Array, on: Array, lengths: Array) -> Array:
-    """The logarithm of (1' D_T A ... D_{T-s+1} A 1) / (1' A^s 1), [T + 1, B].
+    """The log of the share of paths that is enabled, over the last s steps of each sample.
 
-    A [d, d] is |W|, or its pattern of 0 and 1 to count paths; on [T, B, d]: the units that are on.
-    Row s: the paths of the last s steps of a sample, NaN if it has fewer; T above is its own
-    length. D_t is the diagonal matrix of the units that are on at step t. Both row vectors,
-    `enabled` with the D_t and `every` without, are divided by their largest entries at every step,
-    or they would leave the range of numbers; the logarithms of these are added up apart.
+    It is log (1' D_T A ... D_{T-s+1} A 1) / (1' A^s 1) in row s of the result [T + 1, B], NaN where
+    a sample has fewer than s steps. T in the formula is the sample's own length, and D_t is the
+    diagonal matrix of the units that are on at step t.
+
+    A        [d, d]: |W|, or its pattern of 0 and 1 to count paths
+    on       [T, B, d]: whether a unit is on at step t = 1..T
+    lengths  [B]: the number of steps of each sample
     """
     T, B, d = on.shape
     out = np.full((T + 1, B), np.nan)
     out[0] = 0
+    # The row vectors 1' A^s, and 1' D_T A ... for each sample. Both are divided by their largest
+    # entries at every step, or they would overflow; the logs of these entries are added up.
     every = np.ones(d)
     log_every = 0.0
     enabled = np.ones((B, d))
@@ -304,11 +308,13 @@ def log_path_shares(A: Array, on: Array, lengths: Array) -> Array:
         for s in range(1, T + 1):
             long = np.flatnonzero(lengths >= s)  # the samples that have s steps
             every = every @ A
+            # Times D_{T-s+1}, then A; the units of step t are on[t - 1].
             enabled[long] = (enabled[long] * on[lengths[long] - s, long]) @ A
             largest_every = every.max()
             largest_enabled = enabled[long].max(1)
             log_every = log_every + np.log(largest_every)
             log_enabled[long] = log_enabled[long] + np.log(largest_enabled)
+            # A vector of zeros, without paths, stays one: it is divided by 1.
             every = every / (largest_every or 1)
             divisor = np.where(largest_enabled > 0, largest_enabled, 1)
             enabled[long] = enabled[long] / divisor[:, None]
@@ -414,9 +420,9 @@ def input_costates(
 ) -> Tensor | None:
     """The costates of the inputs u, [N, inputs], from those of base and side: base = R u + b.
 
-    drive          the costates of base and of side, None for zero
-    input_weights  (R, b) of each of them; columns of side beyond the rows of its R are data, which
-                   no input makes
+    drive          the costates of base and of side, None for zero; only of base without a side
+    input_weights  (R, b) of each of them, None for a side that is missing; columns of side beyond
+                   the rows of its R are data, which no input makes
     """
     total: Tensor | None = None
     for part, weights in zip(drive, input_weights, strict=False):

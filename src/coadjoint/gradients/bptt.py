@@ -62,7 +62,10 @@ class BPTT(Method):
         return make_evaluation(net, batch, loss, result, lambda: run)
 
     def sweeps(self, net: Net, T: int) -> float:
-        """Return 2, or 3 with segments: each segment is run forward again before its adjoint."""
+        """Return the cost of a gradient in sweeps over the sequence: forward and adjoint, 2.
+
+        With segments it is 3: each segment is run forward again before its adjoint.
+        """
         return 2 if self.segments is None else 3
 
     def compute(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..networks.interface import Net, NetRun
-from ..networks.network import Trajectory
+from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..sweeps.checks import Check, defer_checks, raise_failures

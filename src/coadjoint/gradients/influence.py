@@ -25,8 +25,8 @@ from torch.nn.utils import parametrize
 
 from ..cells.cell import Cell
 from ..cells.formula import ONE, ZERO, Node, is_const, pull, torch_operation, walk
+from ..networks.effective_weights import EffectiveWeights
 from ..networks.network import Network
-from ..networks.recurrence import EffectiveWeights
 
 Value = Tensor | float
 # f_theta by parameter name: two factors that broadcast to the diagonal of S they are added to.

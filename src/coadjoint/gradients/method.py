@@ -15,6 +15,7 @@ from ..errors import InputError, brief, check_kind, whole_number
 from ..networks.interface import Net, check_net, run_function
 from ..networks.network import Network
 from ..objectives.batch import Batch
+from ..objectives.draws import drawing
 from ..objectives.losses import LossLike
 from .captured import CapturedGradients
 from .evaluation import Evaluation, Gradient, name_gradients
@@ -96,7 +97,8 @@ class Method:
         gradients = []
         for j in range(net.count_samples(batch)):
             sample = batch.select([j], net.readout)
-            gradients.append(self.evaluate(net, sample, loss).gradient)
+            with drawing(sample=j):
+                gradients.append(self.evaluate(net, sample, loss).gradient)
         self.state.update(state_before)
         return {name: torch.stack([g[name] for g in gradients]) for name in gradients[0]}
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import InputError, KindError, NumericalError, brief
 from ..networks.interface import Net, NetRun, run_function
 from ..objectives.batch import Batch
+from ..objectives.draws import drawing
 from ..objectives.losses import LossLike
 from ..objectives.penalties import Penalty, log_decay, penalty
 from ..objectives.schedules import Schedule
@@ -160,9 +161,10 @@ class Penalised(Method):
         result: GradientTuple | None = None
         if self.segments is not None:
             result = self._in_segments(net, batch, loss, rho)
-        elif rho and is_on_gpu(batch):
+        elif rho and is_on_gpu(batch) and not self.penalty.draws:
             # A graph belongs to one value of `share`. It reads rho from a tensor, so it serves any
-            # rho but 0, for which the objective is L alone (see _objective).
+            # rho but 0, for which the objective is L alone (see _objective). A penalty that draws
+            # at random would draw the same in every replay.
             result = self.captured(self._compute_to_capture, net, batch, loss, rho, self.share)
         if result is None:
             return None
@@ -210,16 +212,25 @@ class Penalised(Method):
             loss,
         )
 
-    @torch.no_grad()
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
         """Compute the objective of the present step without its gradient."""
         batch = check_arguments(net, batch)
-        run = run_function(net)(batch)
-        lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-        return float(batch.mean(self.share * lam.loss + self.rho(self.step) * self.penalty(lam)))
+        # The costates of a single layer come from a separate sweep; those of other networks are
+        # pulled through the graph of the run.
+        needs_graph = getattr(net, "one_layer", None) is None
+        with torch.set_grad_enabled(needs_graph):
+            run = run_function(net)(batch)
+        with torch.no_grad():
+            lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+            with drawing(self.step):
+                G = self.penalty(lam)
+            return float(batch.mean(self.share * lam.loss + self.rho(self.step) * G))
 
     def sweeps(self, net: Net, T: int) -> float:
-        """Return 4, or 10 with segments, or 3 for the published Omega."""
+        """Return the cost of a gradient in sweeps over the sequence.
+
+        It is 4, or 10 with segments, or 3 for the published Omega.
+        """
         if self.segments is not None:
             # Each of the four passes repeats those before it in every segment: 1 + 2 + 3 + 4.
             return 10
@@ -238,7 +249,8 @@ class Penalised(Method):
         with torch.enable_grad():
             run = run_function(net)(batch)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            G = check_penalty(self.penalty(lam), lam, self.penalty.name)
+            with drawing(self.step):
+                G = check_penalty(self.penalty(lam), lam, self.penalty.name)
             objective = batch.mean(self._objective(lam.loss, G, rho))
             leaves = list(parameters.values())
             try:

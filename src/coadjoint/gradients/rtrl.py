@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ..errors import InputError, KindError
 from ..networks.interface import Net, check_net
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, losses_and_slopes
 from ..sweeps.layout import lay_out, tensor_of
@@ -77,7 +78,11 @@ class RTRL(Method):
         return make_evaluation(layer, batch, loss, result, run)
 
     def sweeps(self, net: Net, T: int) -> float:
-        """Return 2 and one for each number in a recurrent parameter: the columns of J_t S_{t-1}."""
+        """Return the cost of a gradient, as a multiple of one sweep over the sequence.
+
+        Two forward sweeps, for the losses and for the states, and the product J_t S_{t-1}: it costs
+        as much as a sweep for each column of S, a number in a recurrent parameter.
+        """
         recurrent = [p for name, p in trained_parameters(net).items() if name not in READOUT]
         return 2 + sum(p.numel() for p in recurrent)
 

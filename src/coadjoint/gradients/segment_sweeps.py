@@ -282,8 +282,10 @@ class SegmentSweeps:
         weight = source.judge.weight
         # The state rows that the loss reads. Others may have a tangent outside the range.
         counts = torch.ones(rows.N, dtype=torch.bool) if weight is None else weight != 0
-        declared = pad(counts, (rows.B, 0)).to(mu.device)
-        true_mu = net.visible_state(at_true_scale(run.plan, mu, k, declared)[rows.B :])
+        is_read = pad(counts, (rows.B, 0)).to(mu.device)
+        true_mu = net.visible_state(at_true_scale(run.plan, mu, k, is_read)[rows.B :])
+        # The objective's derivatives by the losses of the steps, and by the source of the costates:
+        # V' of_pre has the derivative mu, so that of_pre has V mu.
         values = [source.value]
         seeds = [loss_share[source.judge.samples_of_rows(mu.device)]]
         if source.of_pre.requires_grad:
@@ -292,6 +294,6 @@ class SegmentSweeps:
         with torch.enable_grad():
             (of_pre,) = torch.autograd.grad(values, source.pre, seeds)
         self.sums.add_readout(run, of_pre)
-        if self.sums.needs("V"):
+        if self.sums.needs("V"):  # <mu, V' of_pre>, by V
             self.sums.sum("V of lam").add_product(rows, true_mu, source.of_pre.detach())
         return self.onto_states(rows, of_pre)

@@ -159,9 +159,11 @@ class SegmentedGradient(SegmentSweeps):
 
         The gradient is added to `sums`. `of_loss` [B] is the objective's derivative by the losses.
         """
-        share = last_states.share(of_loss)
-        ended = last_states.pull(of_loss, None)
+        share = last_states.share(of_loss)  # the derivative by each sample's sum of step losses
+        ended = last_states.pull(of_loss, None)  # by its last state (readout "last")
         for i in reversed(range(len(self.sizes))):
+            # of_start is the adjoint at the state where segment i + 1, then segment i begins: at
+            # last the one at x_0.
             last_states.of_start = self._adjoint_segment(i, share, ended, last_states.of_start)
 
     def _adjoint_segment(
@@ -190,7 +192,10 @@ class SegmentedGradient(SegmentSweeps):
     def pass_costates(
         self, last_states: LastStates, share: Tensor
     ) -> tuple[AllSteps, list[Boundary]]:
-        """Return the norms of all costates, and J' lam where each segment begins."""
+        """Return the norms of all costates, and J' lam where each segment begins.
+
+        `share` [B] is the derivative of each sample's loss by its sum of step losses.
+        """
         rows = self.layout.rows
         size = self.u.new_empty(rows.B + rows.N)
         size_1 = self.u.new_empty(rows.B + rows.N)
@@ -206,7 +211,10 @@ class SegmentedGradient(SegmentSweeps):
         return AllSteps(padded(size), padded(size_1), padded(exponent)), boundaries
 
     def _loss_source(self, run: SegmentRun, share: Tensor) -> Tensor | None:
-        """Return the source of the losses at every step; None with readout "last"."""
+        """Return the adjoint's source at every step, share_j dL_t/dx_t; None with readout "last".
+
+        `share` [B] is the derivative of each sample's loss by its sum of step losses.
+        """
         return self.read_out(run, share, False).s if self.judge.every else None
 
     def _costates_segment(
@@ -217,7 +225,11 @@ class SegmentedGradient(SegmentSweeps):
         norms: AllSteps,
         boundaries: list[Boundary],
     ) -> None:
-        """Compute the costates of segment i; write their norms, and J' lam where it begins."""
+        """Compute the costates of segment i; write their norms, and J' lam where it begins.
+
+        The norms go to `norms`, J' lam to boundaries[i]; boundaries[i + 1] is read. `share` is
+        that of `pass_costates`.
+        """
         run = self.sweep(i)
         s = self._loss_source(run, share)
         lam, _, k = self.costates(i, run, s, last_states.s_last, boundary_after(boundaries, i))
@@ -336,8 +348,9 @@ class SegmentedGradient(SegmentSweeps):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the adjoint at the state that segment i begins with, and the source there.
 
-        That source belongs to the segment before, as `bent`, the source where segment i + 1
-        begins, belongs to this one.
+        The state where two segments meet belongs to both. Its source has a part from each, and
+        enters the sweep of the earlier segment, at its end. So segment i takes in `bent`, the part
+        of segment i + 1, and returns its own part for segment i - 1.
 
         Args:
             i: The segment.
@@ -345,17 +358,18 @@ class SegmentedGradient(SegmentSweeps):
             loss_share: The objective's derivative by each sample's sum of step losses, [B].
             carried: The tangent that the segment begins with.
             ended: The objective's derivative by each sample's last state, [B, n].
-            bent: The source described above; None for the last segment.
+            bent: The source where segment i + 1 begins; None for the last segment.
         """
         run = self.sweep(i)
         bends = self._bends(i, run, passes, loss_share, carried)
-        s = bends["x"]
+        s = bends["x"]  # the sources of this segment, a state array
         bent_before: Tensor | None = None
         if s is not None and bent is not None:
             s[self.end_rows(i)] += bent
-        if s is not None and i > 0:  # handed to the segment before, and not counted here
+        if s is not None and i > 0:  # handed to segment i - 1, and not counted here as well
             bent_before = s[: run.rows.B].clone()
             s[: run.rows.B] = 0
+        # of_start: the adjoint where segment i + 1 begins, as that segment has returned it
         s_last = self.last_source(i, ended, passes.last_states.of_start)
         of_begin = self.pull_back(run, s, s_last, bends["a"], bends.get("v"))
         return of_begin, bent_before

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, Unsupported, brief
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..sweeps import slopes
 from ..sweeps.costates import Costates
 from ..sweeps.layout import Layout, check_dense

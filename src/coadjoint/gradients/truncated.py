@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..errors import InputError, brief, whole_number
 from ..networks.interface import Net, check_net
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, entry_losses
 from ..sweeps.layout import lay_out, tensor_of
@@ -84,7 +85,11 @@ class Truncated(Method):
         return make_evaluation(layer, batch, loss, result, lambda: run)
 
     def sweeps(self, net: Net, T: int) -> float:
-        """Return 1 for the states, and 2 of k2 steps for each window, as a multiple of T steps."""
+        """Return the cost of a gradient, as a multiple of one sweep over T steps.
+
+        One forward sweep for the states, and for each window a forward and an adjoint sweep over
+        its k2 steps. A window ends every k1 steps, or at T alone with readout "last".
+        """
         window = min(self.k2, T)
         between_windows = min(self.k1, T) if net.readout == "every" else T
         return 1 + 2 * window / between_windows

@@ -49,10 +49,11 @@ from .decoder_run import DecoderRun
 from .factory import make
 from .interface import Net, NetRun
 from .layers import Recorded
-from .network import Network, Trajectory
+from .network import Network
 from .reservoir import Reservoir
 from .seq2seq import EncoderDecoder
 from .stack import Stack, StackRun
+from .trajectory import Trajectory
 
 __all__ = [
     "CellFacts",

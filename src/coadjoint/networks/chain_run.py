@@ -338,3 +338,16 @@ class ChainCostates(BaseCostates):
         run = self.trajectory
         w = [self.mantissa_at(i) for i in range(1, len(run.x))]
         return stack_padded([y.flatten(1) for y in run.pull(w)])
+
+    @property
+    def entry_counts(self) -> Sequence[int]:
+        """The number of entries of each state x_0, ..., x_L."""
+        return [x[0].numel() for x in self.trajectory.x]
+
+    def pull_directions(self, w: Tensor) -> Tensor:
+        """Df_i' w_i, i = 1..L, of any directions w [L, B, n] of the states: [L, B, n]."""
+        run = self.trajectory
+        directions: list[Tensor] = []
+        for x, w_i, n in zip(run.x[1:], w, self.entry_counts[1:], strict=True):
+            directions.append(w_i[:, :n].reshape(x.shape))
+        return stack_padded([y.flatten(1) for y in run.pull(directions)])

@@ -112,6 +112,7 @@ def formula_step(cell: Cell, W: Tensor | None, p: Tensor | None) -> Callable[...
         parameters.update(zip(cell.parameters, p.chunk(len(cell.parameters)), strict=True))
 
     def step(base: Tensor, *side_and_state: Tensor) -> Tensor:
+        """x_t from base_t, side_t if the cell has a side, and x_{t-1}, the last argument."""
         *side, x = side_and_state
         return cell.step(base, side[0] if side else None, W, x, parameters)
 

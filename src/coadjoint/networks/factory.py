@@ -289,7 +289,8 @@ def _layer_cells(cell: str | Sequence[str], layers: int | None, residual: bool |
 def _options_of_cells(names: list[str], given: Mapping[str, object]) -> dict[str, object]:
     """The options of the named cells among those given; an option that no cell has is refused.
 
-    given  values by option, None if not given; `layers` is left out if it is not a cell's option
+    given  values by option, None if not given; `layers` is left out if it is not a cell's option,
+           for then it is the number of layers of the network
     """
     known = {key for name in names for key in cell_options(name)}
     chosen: dict[str, object] = {}
@@ -302,6 +303,7 @@ def _options_of_cells(names: list[str], given: Mapping[str, object]) -> dict[str
             cells = f"cells {', '.join(names)}; their"
             if len(names) == 1:
                 cells = f"cell '{names[0]}'; its"
+            # $: the caller's spelling goes there, a keyword of Python or a flag (OptionError).
             raise OptionError(f"${key} does nothing with {cells} options: {options}.")
         chosen[key] = value
     return chosen
@@ -336,7 +338,7 @@ def _check_readout(
 
 
 def _check_structure(cells: Sequence[str], structure: str | None) -> None:
-    """Refuse a structure for cells that define their own W."""
+    """Refuse a structure of W, such as "orthogonal", for cells whose equations give W one."""
     if structure is None:
         return
     for cell in cells:

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..cells import library
 from ..cells.cell import Uniform
+from ..cells.linear import ring
 from ..cells.structures import split_blocks
 from ..errors import InputError, Unsupported, check_kind, check_seed, choose, real, whole_number
 from ..sweeps.layout import check_dense
@@ -400,8 +400,8 @@ def ring_(recurrence: Recurrence, inner: float, radius: float, generator: torch.
             f"init 'ring' belongs to cells with a complex diagonal, such as lru. {ALTERNATIVES}."
         )
     for name in names:
-        # |L|^2 is uniform; library.ring turns it into the parameter that is stored.
-        draw = Uniform(inner**2, radius**2, library.ring)
+        # |L|^2 is uniform; `ring` turns it into the parameter that is stored.
+        draw = Uniform(inner**2, radius**2, ring)
         recurrence.p[name].copy_(draw(recurrence.hidden, generator))
 
 
@@ -411,6 +411,6 @@ def ring_parameters(recurrence: Recurrence) -> list[str]:
         return []
     names: list[str] = []
     for name, initial in recurrence.cell.parameters.items():
-        if isinstance(initial, Uniform) and initial.of is library.ring:
+        if isinstance(initial, Uniform) and initial.of is ring:
             names.append(name)
     return names

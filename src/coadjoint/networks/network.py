@@ -29,8 +29,6 @@ from .readout import DROPOUT_MASK, Extra, Readout, check_dropout
 from .recurrence import Recurrence
 from .trajectory import Trajectory
 
-__all__ = ["Network", "Trajectory"]
-
 
 class Network(Recurrence, Readout):
     """A recurrent layer and a linear readout.

@@ -25,11 +25,9 @@ from ..sweeps.layout import Layout, check_dense, check_like, nonfinite_error
 from ..sweeps.plan import SweepPlan, require_finite
 from ..sweeps.rows import Rows
 from ..sweeps.run import FormulaRun, StepFunctionRun, SweepRun
-from .effective_weights import EffectiveWeights, InputWeights, formula_step
+from .effective_weights import EffectiveWeights, InputWeights
 from .interface import check_positive
 from .readout import TensorOptions
-
-__all__ = ["Drive", "EffectiveWeights", "InputWeights", "Recurrence", "formula_step"]
 
 # What the inputs add to each step: (base, side) for a formula, (u,) for a step function.
 Drive = tuple[Tensor | None, ...]

@@ -195,7 +195,7 @@ class EncoderDecoder(SequenceNet):
         return self.decoder.V
 
     def readout_extras(self) -> tuple[str, ...]:
-        """Its output is a sequence, which no linear readout writes."""
+        """What makes the readout more than a = V h + b_o, in words for an error."""
         return ("an output that is a sequence",)
 
     @property

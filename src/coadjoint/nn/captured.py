@@ -46,10 +46,13 @@ class CapturedModule:
         def gradient(
             outputs: Sequence[Tensor], bars: Sequence[Tensor]
         ) -> tuple[Tensor | None, ...]:
-            # bars: the loss's gradient by the outputs
+            """The loss's gradient by the inputs that need one, from bars, that by the outputs."""
+            # retain_graph: a replay of the backward reads again what the forward left, so that
+            # memory must not be freed and used for something else.
             return torch.autograd.grad(outputs, trained, bars, retain_graph=True, allow_unused=True)
 
         def rehearse() -> None:
+            """Run everything once before the capture, which allows no first-time set-up."""
             outputs = f(self.data, leaves)
             if differentiates:
                 gradient(outputs, list(map(torch.zeros_like, outputs)))

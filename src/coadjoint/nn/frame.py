@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..cells import library
+from ..cells import classic
 from ..cells.cell import Cell
+from ..cells.noise import noisy
 from ..cells.parameters import DTYPES
 from ..errors import InputError, Unsupported
-from ..networks.recurrence import formula_step
+from ..networks.effective_weights import formula_step
 from ..sweeps import engines
 from ..sweeps.engines import opaque
 from ..sweeps.functions import vmap_error
@@ -29,10 +30,10 @@ from ..sweeps.torch_internals import is_batched
 from . import recording
 
 FORMULAS = {
-    "RNN_TANH": library.elman("tanh"),
-    "RNN_RELU": library.elman("relu"),
-    "LSTM": library.lstm,
-    "GRU": library.gru,
+    "RNN_TANH": classic.elman("tanh"),
+    "RNN_RELU": classic.elman("relu"),
+    "LSTM": classic.lstm,
+    "GRU": classic.gru,
 }
 HALF_PRECISION = (
     "the weights are {}; sweeps run in float32 or float64, because derivatives lose too many "
@@ -83,9 +84,9 @@ def find_formula(
     """
     name = mode + " peephole" * peephole + " dropout" * dropout + " zoneout" * zoneout
     if name not in opaque.CELLS_BY_NAME:
-        cell = library.peephole if peephole else FORMULAS[mode]
+        cell = classic.peephole if peephole else FORMULAS[mode]
         if dropout or zoneout:
-            cell = library.noisy(cell, dropout, zoneout)
+            cell = noisy(cell, dropout, zoneout)
         # Computed now: torch.compile cannot enter the lock of a cached property.
         _ = cell.side
         opaque.CELLS_BY_NAME[name] = cell

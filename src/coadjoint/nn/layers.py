@@ -84,6 +84,10 @@ class LayeredModule(nn.RNNBase):
 
     @engine.setter
     def engine(self, name: str) -> None:
+        """Choose an engine by name, or "auto"; a deprecated name stands for its successor.
+
+        With layer_norm=True only torch's own operations can run ("autograd", which "auto" chooses).
+        """
         self._engine = engines.current_name(name)
         if self.layer_norm and self._engine not in ("auto", "autograd"):
             raise Unsupported(
@@ -298,9 +302,11 @@ class LayeredModule(nn.RNNBase):
         d = self.hidden_size
         entries = [] if side is None else [side]
         if zoneout:
-            for p in self.zoneout:  # of each slot; out of training, the noise has its mean
-                keep = like.new_full((len(like), d), p)
-                entries.append(torch.bernoulli(keep) if self.training else keep)
+            # p, for each slot: how likely a unit keeps its old value. Out of training, the noise
+            # (1 to keep it) has its mean, p.
+            for p in self.zoneout:
+                mean = like.new_full((len(like), d), p)
+                entries.append(torch.bernoulli(mean) if self.training else mean)
         mask = None
         if masked:
             mask = dropout(like.new_ones(frame.B, d), self.recurrent_dropout)

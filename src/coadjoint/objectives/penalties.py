@@ -31,10 +31,11 @@ import torch
 from torch import Tensor
 
 from ..cells.transport import remembers_origin
-from ..errors import KindError, Unsupported, brief, real, renamed_attributes
+from ..errors import KindError, Unsupported, brief, check_seed, real, renamed_attributes
 from ..sweeps.costates import BaseCostates, Costates, keep_where_zero, norm
 from ..sweeps.layout import check_dense
 from ..sweeps.rows import scale
+from .draws import random_signs
 
 # Public as co.penalties.X.
 from .penalty_type import PARTS as PARTS
@@ -101,7 +102,7 @@ def log_ratio(lam: BaseCostates) -> Tensor:
     T < 2
     """
     r = lam.log_ratios()[1:]  # float64; NaN where one of the two is zero or missing
-    on = None if lam.complete else ~r.isnan()
+    on = None if lam.complete else ~r.isnan()  # complete: there is no NaN to look for
     return masked_mean(r.square(), on).to(lam.loss.dtype)
 
 
@@ -135,14 +136,14 @@ def share_variance(lam: BaseCostates) -> Tensor:
     """sum over t = 1..T of (||lam_t|| / sum_s ||lam_s|| - 1/T)^2, from log-norms, so that it holds
     at any scale; 0 if all are zero
     """
-    on = lam.nonzero[1:]
-    logs = torch.where(on, lam.log_norms()[1:], -math.inf)
-    any_on = on.any(0)
+    is_nonzero = lam.nonzero[1:]
+    logs = torch.where(is_nonzero, lam.log_norms()[1:], -math.inf)  # -inf: a share of 0
+    any_nonzero = is_nonzero.any(0)
     # A column of -inf alone would make softmax NaN, and its slopes with it.
-    share = torch.softmax(torch.where(any_on, logs, 0), 0)  # ||lam_t|| / sum_s ||lam_s||
+    share = torch.softmax(torch.where(any_nonzero, logs, 0), 0)  # ||lam_t|| / sum_s ||lam_s||
     even = 1 / lam.last  # 1/T, T being the sample's own
     squares = torch.where(lam.mask[1:], (share - even).square(), 0)
-    return torch.where(any_on, squares.sum(0), 0).to(lam.loss.dtype)
+    return torch.where(any_nonzero, squares.sum(0), 0).to(lam.loss.dtype)
 
 
 @remembers_origin
@@ -179,25 +180,25 @@ def omega(lam: BaseCostates) -> Tensor:
     Pascanu et al. (2013), eq. 10; zero costates are left out.
     """
     # J_t' m_t of the mantissas m_t: the powers of two of lam_t cancel in the ratio.
-    back = lam.pull_mantissas()
-    before = norm(back)
-    on = lam.nonzero[1:]
-    size = torch.where(on, lam.size[1:], 1)  # ||m_t||; 1 instead of 0, as it is divided by
-    return masked_mean(_omega_terms(back, before, size), on)
+    pulled = lam.pull_mantissas()
+    is_nonzero = lam.nonzero[1:]
+    # ||m_t||; 1 instead of 0, as it is divided by
+    size = torch.where(is_nonzero, lam.size[1:], 1)
+    return masked_mean(_omega_terms(pulled, norm(pulled), size), is_nonzero)
 
 
-def _omega_terms(back: Tensor, before: Tensor, size: Tensor) -> Tensor:
-    """(||J' lam||^2 / ||lam||^2 - 1)^2, entry by entry.
+def _omega_terms(pulled: Tensor, pulled_size: Tensor, size: Tensor) -> Tensor:
+    """(||J' lam||^2 / ||lam||^2 - 1)^2, one value for each costate.
 
-    back    J' lam, [..., n]
-    before  its norm, [...]
-    size    the norm of lam, [...]
+    pulled       J' lam, [..., n]
+    pulled_size  its norm, [...]
+    size         the norm of lam, [...]
     """
-    r = before / size
+    ratio = pulled_size / size
     # Where J' lam is zero the ratio has a kink, but its square is smooth: `zeros` has the value 0
     # there, and the second derivative of the square.
-    zeros = keep_where_zero(back, before) / size[..., None]
-    return (r.square() + zeros.square().sum(-1) - 1).square()
+    zeros = keep_where_zero(pulled, pulled_size) / size[..., None]
+    return (ratio.square() + zeros.square().sum(-1) - 1).square()
 
 
 @register("omega-published")
@@ -218,13 +219,40 @@ def omega_published(lam: BaseCostates) -> Tensor:
     # lam_t = mantissa 2^power, one row for each sample at each step; the first B rows are lam_0.
     B = run.plan.rows.B
     mantissa = lam.rows.detach()
-    back = run.pull(mantissa, frozen=True)  # J_t' mantissa_t, a function of W alone
+    pulled = run.pull(mantissa, frozen=True)  # J_t' mantissa_t, a function of W alone
     size = norm(mantissa)[B:]
-    on = (scale(size, lam.powers[B:]) / B).square() >= 1e-20
-    size = torch.where(on, size, 1)  # it is divided by
-    terms = _omega_terms(back, norm(back), size)
-    value = torch.where(on, terms, 0).sum() / on.sum().clamp(min=1)
+    # The published code differentiates the mean loss of the batch, so its costates are lam_t / B.
+    counts = (scale(size, lam.powers[B:]) / B).square() >= 1e-20
+    size = torch.where(counts, size, 1)  # it is divided by
+    terms = _omega_terms(pulled, norm(pulled), size)
+    value = torch.where(counts, terms, 0).sum() / counts.sum().clamp(min=1)
     return value.expand(B)
+
+
+@remembers_origin
+def isometry(seed: int = 0) -> Penalty:
+    """mean over t = 1..T of (log ||J_t' r_t|| - log ||r_t||)^2, J_t = dx_t/dx_{t-1}, for random
+    signs r_t of every state, drawn anew at each training step: every step (or layer) should keep
+    the length of any costate, not only of those that the loss sends. It needs no recursion: one
+    pull more for each step. Steps where J_t' r_t is zero are left out.
+    """
+    check_seed(seed)
+
+    def value(lam: BaseCostates) -> Tensor:
+        """The mean over steps of (log ||J' r|| - log ||r||)^2, [B]."""
+        counts = torch.tensor(lam.entry_counts[1:], device=lam.loss.device)
+        L, B = lam.exponent[1:].shape
+        r = random_signs(seed, L, B, int(counts.max()), lam.loss)
+        size = norm(lam.pull_directions(r))  # [L, B]
+        on = lam.mask[1:] & (size.detach() > 0)
+        log_size = torch.log(torch.where(on, size, 1).double())
+        log_growth = log_size - 0.5 * torch.log(counts.double())[:, None]  # ||r||^2 = n
+        return masked_mean(log_growth.square(), on).to(lam.loss.dtype)
+
+    return Penalty("isometry", value, isometry.__doc__, draws=True)
+
+
+PENALTIES["isometry"] = isometry()
 
 
 @register("norm-stabiliser")

@@ -61,6 +61,7 @@ class Penalty(Portable):
     value  the function, Costates -> [B]
     joint  whether it takes the costates of several layers together; otherwise its value is the mean
            over layers
+    draws  whether it draws random directions, which are others at each training step
 
     Example:
         >>> import torch
@@ -78,6 +79,7 @@ class Penalty(Portable):
     value: Callable[[BaseCostates], Tensor]
     __doc__: str | None = None
     joint: bool = False
+    draws: bool = False
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
         """The penalty of each sample, [B].
@@ -130,14 +132,15 @@ class Penalty(Portable):
                 lam = top_layer(lam)
             return self(lam.joined() if what == "whole" else lam)
 
-        return Penalty(f"{self.name} on {', '.join(words)}", value, joint=True)
+        return Penalty(f"{self.name} on {', '.join(words)}", value, joint=True, draws=self.draws)
 
     @remembers_origin
     def __add__(self, other: PenaltyLike) -> Penalty:
         """The sum; it is joint, so that each term chooses its own layers."""
         right = penalty(other)
         name = f"{self.name} + {right.name}"
-        return Penalty(name, lambda lam: self(lam) + right(lam), joint=True)
+        draws = self.draws or right.draws
+        return Penalty(name, lambda lam: self(lam) + right(lam), joint=True, draws=draws)
 
     __radd__ = __add__
 
@@ -149,7 +152,8 @@ class Penalty(Portable):
         """
         if not isinstance(weight, Tensor) or weight.dim():
             real("a penalty's factor", weight)
-        return Penalty(f"{weight:g} {self.name}", lambda lam: weight * self(lam), joint=True)
+        name = f"{weight:g} {self.name}"
+        return Penalty(name, lambda lam: weight * self(lam), joint=True, draws=self.draws)
 
     __rmul__ = __mul__
 
@@ -200,10 +204,14 @@ def layers_of(lam: object) -> Sequence[BaseCostates] | None:
 
 
 def top_layer(lam: LayeredCostates) -> LayeredCostates:
-    """The costates of the last layer of the last module, in both directions if it has two."""
+    """The costates of the last layer of the last module, in both directions if it has two.
+
+    A module that was called more than once has costates for each call: those of the last are taken.
+    """
     last = placed_run(lam.layers[-1])
-    of_call = lam.select(module=last.module, call=last.call)
-    return of_call.select(layer=max(placed_run(layer).layer for layer in of_call.layers))
+    of_last_call = lam.select(module=last.module, call=last.call)
+    top = max(placed_run(layer).layer for layer in of_last_call.layers)
+    return of_last_call.select(layer=top)
 
 
 def placed_run(lam: BaseCostates) -> PlacedRun:

@@ -36,7 +36,8 @@ from ..gradients.evaluation import Gradient, guard_weights
 from ..gradients.method import check_arguments, trained_parameters
 from ..networks.interface import Net
 from ..networks.judge import Judge
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LOSSES, Loss, LossLike
 from ..sweeps.layout import check_dense
@@ -140,11 +141,11 @@ class Curvature:
 
     def gauss_newton(self, v: Tensor) -> Tensor:
         """The Gauss-Newton product G v: G = J_a' H J_a / B, H the Hessian of the losses by a."""
-        return self.product(v, 1.0, 0.0)
+        return self.product(v, outputs=1.0, states=0.0)
 
     def structural(self, v: Tensor) -> Tensor:
         """The structural damping product S v: S = J_x' J_x / B, how much the states move."""
-        return self.product(v, 0.0, 1.0)
+        return self.product(v, outputs=0.0, states=1.0)
 
     def product(self, v: Tensor, outputs: float = 1.0, states: float = 0.0) -> Tensor:
         """(outputs G + states S) v, in one tangent and one adjoint sweep.
@@ -161,7 +162,7 @@ class Curvature:
             return self.pull(of_a, None)
         B = self.run.layout.rows.B
         dx[:B] = 0  # S counts the states from t = 1 on
-        unit = states / B
+        unit = states / B  # the factor of dx, if all samples have the same share
         if self.state_shares is not None:
             dx[B:] *= states * self.state_shares
             return self.pull(of_a, dx)

@@ -25,7 +25,8 @@ from ..errors import InputError, NumericalError, real, whole_number
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Gradient
 from ..gradients.method import Method
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from .conjugate_gradients import CGSolution, conjugate_gradients

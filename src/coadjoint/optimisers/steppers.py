@@ -49,7 +49,7 @@ class Point:
     value()      the objective at the current weights, on the batch of this step
     evaluate()   the same with its gradient
     batches      the data of this step
-    curvature()  the data for its curvature
+    curvature()  the data on which the objective's curvature is taken, a part of `batches`
     spend(n)     counts the gradients of samples that an optimiser computes by itself
     """
 
@@ -89,15 +89,17 @@ class Point:
     def line(self, weights: Gradient, move: Gradient, rate: float) -> Line:
         """The objective along `weights` + a move, a = 0..1; `weights` are those of this point.
 
-        rate: the step size in the move; without it the move is a direction, whose norm is the
-        line's size.
+        rate: the step size that the move contains as a factor. The size of the Line is that of the
+        direction alone, ||move|| / rate.
         """
 
         def value(a: float) -> float:
+            """The objective at `weights` + a move, where the weights are left."""
             self.put(weights, move, a)
             return self.finite_value()
 
         def tangent(a: float) -> tuple[float, float]:
+            """The objective there and its derivative by a; (inf, nan) if one is not finite."""
             self.put(weights, move, a)
             try:
                 value, gradient = self.evaluate()

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..errors import Unsupported
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..sweeps.affine import affine, plus
 from ..sweeps.chunks import sum_products, sum_rows
 from ..sweeps.differentiable import forward_gradient
@@ -162,7 +163,8 @@ class WeightJacobian:
     def _readout(self, run: Trajectory, weights: dict[str, Tensor]) -> Jacobian | ReadoutJacobian:
         """The derivative of the pre-outputs by the states and the readout's weights.
 
-        By formula for a plain a = V x_T + b_o, which is the usual case; else from a graph.
+        The states are all of them if the readout reads all steps, else each sample's last. By
+        formula for a plain a = V x_T + b_o, which is the usual case; else from a graph.
         """
         net = self.net
         states = self.swept.x if net.reads_all_steps else run.run.last
@@ -172,6 +174,7 @@ class WeightJacobian:
         is_formula = net.is_linear and not net.reads_all_steps
         if is_formula and has_no_more_weights and reads_all_slots:
             return ReadoutJacobian(states.detach(), weights["V"].detach())
+        # `states` twice: read_states reads all states or the last ones, whichever they are here.
         a = net.read_states(
             run.layout, states, states, weights["V"], weights.get("b_o"), self.u, weights
         )
@@ -195,7 +198,10 @@ class WeightJacobian:
         return columns
 
     def push(self, direction: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """J direction = (da, dx), in rows; direction: a change of each parameter."""
+        """J direction = (da, dx): the changes of pre-outputs and states, in rows.
+
+        direction: a change of each parameter, in the order of `parameters`.
+        """
         rows = self.rows
         # The change of each effective weight, by name; None for zero.
         dots = dict(zip(self.names, self.to_weights.push(direction), strict=True))
@@ -229,6 +235,7 @@ class WeightJacobian:
         s and s_last are the sources of the adjoint sweep, at all states and at the last ones.
         """
         of_states, *of_readout = self.to_outputs.pull([of_a])
+        # Not strict: ReadoutJacobian has a gradient by b_o even if the network has no b_o.
         bars = dict(zip(self.readout_names, of_readout, strict=False))
         s = s_last = None
         if self.net.reads_all_steps:

@@ -52,6 +52,7 @@ class Affine(SweepFunction):
         few_columns = 8 * len(M) <= M.shape[1]
         Mt = M.contiguous().t() if few_columns else M.t()
         for chunk, into in chunks_from_last(rows, y, out):
+            # The order in which a BLAS adds depends on the alignment, too; the bits must not.
             part = align_to_64_bytes(chunk)
             if b is None:
                 torch.mm(part, Mt, out=into)
@@ -109,7 +110,10 @@ def affine(rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
 
 
 def align_to_64_bytes(y: Tensor) -> Tensor:
-    """`y`, copied if its memory is not aligned, where a BLAS may add in another order."""
+    """`y`, copied if its memory does not begin at a multiple of 64 bytes.
+
+    A BLAS may add in another order there, so that a chunk would have other bits in a segment.
+    """
     if y.data_ptr() % 64 == 0:
         return y
     return y.clone(memory_format=torch.contiguous_format)

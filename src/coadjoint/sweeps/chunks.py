@@ -24,14 +24,13 @@ def chunks_from_last(
     """Parts of the arrays, the same rows of each, for one BLAS call; the last rows come first.
 
     rows: where the rows of step arrays lie; None for other arrays, which are one chunk.
-    few: parts of FEW_ROWS rows at most.
+    few: parts of FEW_ROWS rows at most, to lose fewer digits where a BLAS adds row after row.
     """
     count = len(arrays[0])
     # A chunk has about ROWS_PER_CHUNK rows; only those of a large batch are longer, and are split.
     size = FEW_ROWS if few else 2 * ROWS_PER_CHUNK
     chunks = rows.chunks if rows else [range(count)]
-    # On a GPU products of different sizes differ in their bits anyway, and every launch costs as
-    # much as a whole chunk.
+    # Equal bits are promised on a CPU alone: a GPU is given all rows at once, in one launch.
     if arrays[0].is_cuda or (len(chunks) == 1 and count <= size):
         yield arrays
         return
@@ -65,7 +64,9 @@ class Sum:
         """Add the sum over rows of y_i r_i', [n, m], for y [N, n] and r [N, m]."""
         # Products are faster with the narrower array first, up to ten times if it is very narrow.
         r_first = r.shape[1] < y.shape[1]
-        few = y.shape[1] * r.shape[1] <= 64  # so small that a BLAS adds the rows one by one
+        # For so small a result a BLAS adds one row after the other, which loses digits: it gets
+        # few rows at a time, and their sums are added in float64.
+        few = y.shape[1] * r.shape[1] <= 64
         for y_part, r_part in chunks_from_last(rows, y, r, few=few):
             if r_first:
                 self.add(torch.mm(r_part.t(), y_part).t())

@@ -136,6 +136,20 @@ class BaseCostates(ABC):
             "this penalty needs the Jacobians of single steps, which this network does not provide."
         )
 
+    def pull_directions(self, w: Tensor) -> Tensor:
+        """J_i' w_i, i = 1..L, of any directions w [L, B, n] of the states: [L, B, n].
+
+        Both are zero-padded to one width; entries of w beyond a state's own are not read.
+        """
+        raise Unsupported(
+            "this penalty needs the Jacobians of single steps, which this network does not provide."
+        )
+
+    @property
+    def entry_counts(self) -> Sequence[int]:
+        """The number of entries of each state x_0, ..., x_L."""
+        return [mantissa.shape[1] for mantissa in self._mantissas()]
+
     def at(self, i: int) -> Tensor:
         """lam_i at true scale, [B, ...]: 0 or inf where it leaves the range of its type."""
         mantissa = self.mantissa_at(i)
@@ -375,3 +389,15 @@ class Costates(BaseCostates):
     def pull_mantissas(self) -> Tensor:
         """J_t' mantissa_t, t = 1..T, J_t = dx_t/dx_{t-1}: [T, B, n]."""
         return self.trajectory.layout.padded(self.trajectory.run.pull(self.rows))
+
+    def pull_directions(self, w: Tensor) -> Tensor:
+        """J_t' w_t, t = 1..T, of any directions w [T, B, n] of the states: [T, B, n]."""
+        layout = self.trajectory.layout
+        # The first B rows belong to x_0, which has no step before it, and are not read.
+        rows = pad(layout.flat(w), (0, 0, layout.rows.B, 0))
+        return layout.padded(self.trajectory.run.pull(rows))
+
+    @property
+    def entry_counts(self) -> Sequence[int]:
+        """The number of entries of each state x_0, ..., x_T: n for all of them."""
+        return [self.rows.shape[1]] * len(self.exponent)

@@ -1,4 +1,4 @@
-"""Large arrays are used again: a fresh one costs a page fault per 4 kB, as much as a sweep over it.
+"""Large arrays are used again: a fresh one costs page faults, which take longer than filling it.
 
 A storage is handed out again when nobody else holds it: no tensor, no view, no graph. Sizes that
 are no longer requested are dropped; `release()` frees the rest.

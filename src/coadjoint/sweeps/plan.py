@@ -48,7 +48,12 @@ class Saved(NamedTuple):
 
 
 class Engine(Protocol):
-    """Three loops over flat arrays; no derivatives, no losses."""
+    """Three loops over flat arrays; no derivatives, no losses.
+
+    This is the one description of the loops: those of each engine say only what is special there.
+    The formulas are at the top of this file, the rows of the arrays in sweeps.rows. With d units,
+    g gates and s slots, a state has n = s d columns.
+    """
 
     def refusal(self, device: str) -> str | None:
         """Why the engine cannot run on this device, as the end of a sentence; None if it can."""
@@ -62,7 +67,12 @@ class Engine(Protocol):
         x0: Tensor,
         p: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x_t = f(a_t, v_t, x_{t-1}, p) with a_t = base_t + W r(x_{t-1}) -> (x, a, q of Saved)."""
+        """The loop from the first step to the last -> (x [B + N, n], a [N, g d], q [N, saved d]).
+
+        base [N, g d], v [N, side d], W [g d, reads d], x0 [B, n], p [parameters d]; None for
+        what the cell does not have. x begins with x0. q: the values of cell.saved_nodes, which
+        derivatives read again; None if there are none, or the engine does not save them.
+        """
 
     def adjoint(
         self,
@@ -79,10 +89,12 @@ class Engine(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """The loop from the last step to the first -> (lam [B + N, n], delta [N, g d], k [B + N]).
 
-        s, s_last, sa: the sources of all states, of each sample's last one, and of delta.
+        s [B + N, n], s_last [B, n], sa [N, g d]: the sources of all states, of each sample's last
+        one, and of delta; None for zeros. link: the factors of the steps; None for ones.
         scaled: choose exponents k and return mantissas, lam_t = mantissa_t 2^k_t; otherwise k is
-        None. keep: lam will be read at every step, not at the first alone. k_last [B]: the source
-        of the last states is s_last 2^k_last, beside s or alone (scaled sweeps).
+        None. keep: lam will be read at every step; otherwise at the first alone, and an engine may
+        return 2 B rows, lam_0 in the first B. k_last [B]: the source of the last states is
+        s_last 2^k_last, beside s or alone (scaled sweeps); None for zeros.
         """
 
     def tangent(
@@ -94,7 +106,11 @@ class Engine(Protocol):
         ga: Tensor | None,
         link: Link | None,
     ) -> tuple[Tensor, Tensor]:
-        """The tangents mu [B + N, n] of x and nu [N, g d] of a, for their sources g and ga."""
+        """The loop from the first step to the last -> (mu [B + N, n], nu [N, g d]).
+
+        mu, nu: the tangents of x and a. g [B + N, n], ga [N, g d]: the directions that enter at
+        each state and at each a_t; None for zeros. link: as in adjoint.
+        """
 
 
 @dataclass(frozen=True, eq=False)

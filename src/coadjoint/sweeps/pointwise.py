@@ -32,7 +32,7 @@ from .rows import Rows, split_range
 
 Group = tuple[str, tuple[Node, ...]]  # its name, and the expressions of its entries
 Groups = tuple[Group, ...]
-COMPILED_FROM = 1 << 14  # elements of an input from which compiling a loop pays
+COMPILED_FROM = 1 << 14  # elements of an input from which a loop is compiled
 # Elements of one entry that are computed at a time: a program's intermediates then stay in cache.
 BLOCK_ELEMENTS = 1 << 15
 

@@ -59,7 +59,8 @@ def lengths_of(sizes: Sequence[int]) -> Indices:
 
 
 ROWS_PER_CHUNK = 2048  # about; these are summed at once
-# A chunk of equally long samples has a multiple of this many rows: no remainder for vector code.
+# A chunk of equally long samples has a multiple of this many rows. Another number would cut sums
+# elsewhere, and change their last bits.
 VECTOR_ROWS = 32
 
 

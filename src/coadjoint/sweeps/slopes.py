@@ -24,7 +24,8 @@ from .weights import chunked_products
 def step_map(cell: Cell) -> Pointwise:
     """The step x_t = f(a_t, v_t, x_{t-1}, p), for all step rows at once.
 
-    Its values x_t and those of cell.saved_nodes may be at hand; p has no rows.
+    Its values x_t and those of cell.saved_nodes need not be computed again where the forward loop
+    has kept them. p is the same for all rows.
     """
     inputs = (("a", cell.a), ("v", cell.v), ("x", cell.x), ("p", cell.p))
     return Pointwise(inputs, (("x", cell.next),), (cell.next, cell.saved_nodes), frozenset({"p"}))
@@ -46,16 +47,23 @@ def pick_read_slot(cell: Cell, x: Tensor) -> Tensor:
 
 
 def read_values(cell: Cell, x: Tensor, rows: Rows | None = None) -> Tensor:
-    """r(x), what W reads of each row x; rows: where those of a step array lie, None for others."""
+    """r(x), what W reads of the state: x [rows, slots d] -> [rows, reads d], row by row.
+
+    rows: how the rows of a step array lie in time, so that it is computed in chunks of steps, by
+    compiled code where it is large; None for the rows of one step, which are few.
+    """
     if cell.read_slot is not None:
         return pick_read_slot(cell, x)
-    r = read_map(cell)((), x, rows=rows)["r"]
+    r = read_map(cell)((), x, rows=rows)["r"]  # (): no value of the map is known beforehand
     assert r is not None
     return r
 
 
 def read_push(cell: Cell, x: Tensor, m: Tensor, rows: Rows | None = None) -> Tensor:
-    """r'(x) m, row by row: the change of what W reads, r(x), along a change m of the state."""
+    """r'(x) m, row by row: the change of what W reads, r(x), along a change m of the state.
+
+    rows: as in `read_values`.
+    """
     if cell.read_slot is not None:
         return pick_read_slot(cell, m)
     pushed = read_map(cell).pushed(("x",))((), x, m, rows=rows)["r"]

@@ -94,7 +94,7 @@ def is_wrapped(y: Tensor) -> bool:
 
 def is_fake(y: Tensor) -> bool:
     """Is y a FakeTensor?"""
-    # Their module is slow to import; where nobody has imported it, there are none.
+    # torch 2.13 imports their module itself. Where it is not imported, there are none.
     module = sys.modules.get("torch._subclasses.fake_tensor")
     return module is not None and isinstance(y, module.FakeTensor)
 
@@ -176,7 +176,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 def exclude_from_compile(method: Method) -> Method:
     """Decorate a method that torch.compile must not trace."""
-    # torch.compiler.disable would import all of torch.compile, which takes a second.
+    # torch.compiler.disable would import all of torch.compile, which takes seconds.
     excluded: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]
     return cast(Method, excluded)
 

@@ -78,7 +78,11 @@ def sharding_error(reason: str) -> Unsupported:
 
 
 def refuse_wrapper_around(network: nn.Module) -> None:
-    """Refuse a wrapper directly around a network, whose run it would search for tensors in vain."""
+    """Refuse a wrapper directly around a network.
+
+    It sets its hooks on the tensors that a module returns. A network returns a run, in which it
+    finds none, so that its hooks would never be called.
+    """
     if not is_distributed():
         return
     wrapper = wrapper_in_forward()

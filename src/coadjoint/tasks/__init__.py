@@ -1,4 +1,4 @@
-"""Tasks: where sequences come from, and how outputs are judged.
+"""Tasks: where sequences and samples come from, and how outputs are judged.
 
 Example: sequences of 100 to 109 steps, and the loss of the best constant.
 
@@ -15,6 +15,7 @@ This package imports `objectives` and the packages before it. A task never sees 
 task           Task: batches by (step, size, seed), held-out sets, scores; Collection: a finite set
 synthetic      sequences whose answer depends on steps long past
 transduction   answers that are sequences with their own length
+denoising      samples restored from noisy copies, for autoencoders
 digits, music  small sets of handwritten digits and of piano rolls
 data           your own files as a task
 preparation    labels, targets and gaps of a file
@@ -33,7 +34,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError, choose
-from .digits import Digits
+from .denoising import Denoising
+from .digits import DigitImages, Digits, FlatDigits, NoisyDigits
 from .music import Music
 from .synthetic import (
     XOR,
@@ -45,7 +47,7 @@ from .synthetic import (
     Permutation,
     TemporalOrder,
 )
-from .task import Collection, Goal, Sequences, Task, rng
+from .task import Collection, Goal, Samples, Sequences, Task, rng
 from .transduction import Reversal, Sorting, Transduction
 
 
@@ -83,6 +85,9 @@ TASKS: dict[str, Entry] = {
     "reversal": Entry(Reversal, "the input letters in reverse order (an encoder-decoder)"),
     "sorting": Entry(Sorting, "the input letters in sorted order (an encoder-decoder)"),
     "digits": Entry(Digits, "handwritten digits, read by pixel or by row (scikit-learn)"),
+    "digits-flat": Entry(FlatDigits, "handwritten digits, 64 pixels at once, without time"),
+    "digits-image": Entry(DigitImages, "handwritten digits, images of 8 x 8 pixels, without time"),
+    "digits-denoise": Entry(NoisyDigits, "the 64 pixels of a digit, restored from noisy ones"),
     "music": Entry(Music, "the next notes of a piano roll, from a MATLAB file at `path`"),
 }
 
@@ -122,15 +127,20 @@ __all__ = [
     "Addition",
     "Collection",
     "Copy",
+    "Denoising",
+    "DigitImages",
     "Digits",
     "Entry",
+    "FlatDigits",
     "Generated",
     "Goal",
     "Memorisation",
     "Multiplication",
     "Music",
+    "NoisyDigits",
     "Permutation",
     "Reversal",
+    "Samples",
     "Sequences",
     "Sorting",
     "Task",

@@ -127,12 +127,12 @@ def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> Pre
             if at == "every":
                 row = cut.pieces[i].start + int(np.argwhere(gaps[i])[0][0])
             problems.add(
-                f"{sheet.place(row, sheet.targets[0])}: the target of sequence "
+                f"{sheet.place(row, sheet.targets[0])}: the target of {sheet.unit} "
                 f"'{one_line(cut.name(i))}' is missing. Fill it in, or pass --missing drop|mask.",
                 "target",
             )
         problems.raise_if_any()
-    note = f"{sum(lacking)} sequences of {sheet.path} have no target and are left out"
+    note = f"{sum(lacking)} {sheet.unit}s of {sheet.path} have no target and are left out"
     with_target = [piece for piece, lacks in zip(cut.pieces, lacking, strict=True) if not lacks]
     return replace(cut, pieces=with_target, notes=(*cut.notes, note))
 
@@ -177,7 +177,7 @@ def refuse_overlap(cuts: dict[str, PreparedSheet]) -> None:
             _, name = new[repeated[0]]
             other_split, other_name = known[repeated[0]]
             raise DataError(
-                f"{cut.sheet.path} ({split}): {len(repeated)} of its sequences are in the "
+                f"{cut.sheet.path} ({split}): {len(repeated)} of its {cut.sheet.unit}s are in the "
                 f"{other_split} file too; the first is '{one_line(name)}', there "
                 f"'{one_line(other_name)}'. Remove them, or pass --overlap allow."
             )
@@ -224,10 +224,12 @@ def split_pieces(
     train_end = n - valid - test
     if train_end < 1:
         sets = 1 + (valid > 0) + (test > 0)
+        advice = "--split 1,0,0, or --window to cut one long sequence into pieces"
+        if cut.sheet.shape is not None:
+            advice = "or --split 1,0,0"
         raise DataError(
-            f"{cut.sheet.path} has {n} sequence{'s' * (n != 1)}, too few to split into {sets} "
-            "sets. Pass --valid and --test files, --split 1,0,0, or --window to cut one long "
-            "sequence into pieces."
+            f"{cut.sheet.path} has {n} {cut.sheet.unit}{'s' * (n != 1)}, too few to split into "
+            f"{sets} sets. Pass --valid and --test files, {advice}."
         )
     valid_end = n - test
     units_of = {

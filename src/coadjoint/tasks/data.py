@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,14 @@ from .cutting import (
     refuse_overlap,
     split_pieces,
 )
-from .description import READING_OPTIONS, ColumnNames, Description, JsonDict, PathLike
+from .description import (
+    READING_OPTIONS,
+    ColumnNames,
+    Description,
+    JsonDict,
+    PathLike,
+    SampleDescription,
+)
 from .files import read
 from .files.sheet import Options, Sheet, quote_names
 from .prediction import Prediction
@@ -36,12 +43,17 @@ from .preparation import (
     match_features,
     read_all,
 )
-from .scaling import inputs_of, is_constant, scale_of, sequences_of
-from .task import Collection, Index, Scores, Sequences, count_right, pairs_of_text
+from .scaling import inputs_of, is_constant, samples_of, scale_of, sequences_of
+from .task import Collection, Index, Samples, Scores, Sequences, count_right, pairs_of_text
+
+ADVICE_ON_TIME = {
+    "kind": "Pass --kind classify or --kind regress.",
+    "missing": "Pass --missing drop or --missing mask.",
+}
 
 
 class Data(Collection):
-    """Sequences from files: classification, regression, or prediction of the next step.
+    """Sequences or samples from files: classification, regression, or the next step.
 
     kind "classify"  labels are the sorted words of the target column; softmax, cross-entropy
     kind "regress"   one output for each target, learned in units of its standard deviation and
@@ -53,7 +65,7 @@ class Data(Collection):
 
     def __init__(
         self,
-        sets: dict[str, Sequences],
+        sets: Mapping[str, Sequences | Samples],
         description: Description,
         notes: tuple[str, ...],
         name: str,
@@ -61,7 +73,8 @@ class Data(Collection):
         self.name = name
         self.description = description
         self.notes = notes
-        self.inputs = len(description.features) + len(description.masked)
+        self.inputs = description.inputs
+        self.shape = description.input_shape
         self.readout = description.at
         # The mean over steps, so that long sequences count no more than short ones.
         self.reduce = "mean" if self.readout == "every" else "sum"
@@ -109,6 +122,7 @@ class Data(Collection):
         header: bool = True,
         dtype: str = "float32",
         max_bytes: int = 4 << 30,
+        rows: str = "steps",
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .npz .npy .ts) into a task.
 
@@ -123,6 +137,10 @@ class Data(Collection):
         irregular     "refuse" or "allow" unequal time steps
         overlap       "refuse" or "allow" sequences that are in two files
         dtype         "float32" or "float64"
+        rows          "steps" of sequences; or "samples", for a network without time: a row of a
+                      table is a sample, an .npz holds x (n, ...) and y, and a folder of images
+                      with a sub-folder for each class is read too. Features, or the channels of
+                      samples (channels, ...), are standardised each
 
         The other arguments are those of tasks.files.sheet.Options.
         """
@@ -130,6 +148,12 @@ class Data(Collection):
         check_choice("overlap", overlap, ("refuse", "allow"))
         check_choice("dtype", dtype, ("float32", "float64"))
         check_window(window, kind)
+        if rows == "samples":
+            refuse_options_of_time(
+                time=time, at=at, window=window, kind=kind, missing=missing, irregular=irregular
+            )
+            time = ""
+            at = "last"
         paths = {"train": train, "valid": valid, "test": test}
         reading: JsonDict = {
             "sep": sep,
@@ -140,7 +164,9 @@ class Data(Collection):
         }
         target = column_names(target)
         features = column_names(features)
-        options = Options(id, time, target, features, kind, at, max_bytes=max_bytes, **reading)
+        options = Options(
+            id, time, target, features, kind, at, max_bytes=max_bytes, rows=rows, **reading
+        )
         sheets = read_all(paths, options)
         first = sheets["train"]
         if kind is None:
@@ -158,21 +184,20 @@ class Data(Collection):
         if overlap == "refuse":
             refuse_overlap(cuts)
         notes = list(first.notes)
-        for cut in cuts.values():
+        for name, cut in cuts.items():
+            notes += cut.sheet.notes[len(sheets[name].notes) :]  # on gaps that were dealt with
             notes += cut.notes
         if len(cuts) == 1:
             stratify = kind == "classify" and at == "last"
             parts = split_pieces(cuts["train"], split, seed, stratify)
             copies = count_copies(parts)
             if copies:
-                notes.append(
-                    f"{copies} held-out sequences have the same inputs as a training sequence"
-                )
+                unit = first.unit
+                notes.append(f"{copies} held-out {unit}s have the same inputs as a training {unit}")
         else:
             parts = {name: Part(cut, list(range(len(cut.pieces)))) for name, cut in cuts.items()}
         scale = measure_scale(first, parts["train"], kind, at, standardise)
-        for name in scale.constant:
-            notes.append(f"feature '{one_line(name)}' is constant in training")
+        notes += notes_on_constants(scale.constant, first)
         files = {}
         for name, path in paths.items():
             if path is not None:
@@ -195,11 +220,16 @@ class Data(Collection):
             reading={**reading, "irregular": irregular},
             files=files,
         )
-        inputs = {name: inputs_of(part.cut.sheet, description) for name, part in parts.items()}
+        arrange: Callable[[Part, np.ndarray, Description], Sequences | Samples] = sequences_of
+        if first.shape is not None:
+            description = SampleDescription(**vars(description), shape=list(first.shape))
+            arrange = samples_of
+        inputs = {name: inputs_of(cut.sheet, description) for name, cut in cuts.items()}
         sets = {}
         for name, part in parts.items():
             if part.chosen:
-                sets[name] = sequences_of(part, inputs[name], description)
+                # The parts of a single file share its inputs.
+                sets[name] = arrange(part, inputs.get(name, inputs["train"]), description)
         unique_notes = tuple(dict.fromkeys(notes))
         return cls(sets, description, unique_notes, Path(train).stem)
 
@@ -224,17 +254,21 @@ class Data(Collection):
             )
         how = d.reading | reading
         irregular = how.pop("irregular", "refuse")
+        missing = how.get("missing", "refuse")
+        if d.sample_shape is not None:
+            refuse_options_of_time(missing=missing, irregular=irregular)
         options = Options(
             id=d.columns["id"],
             time=d.columns["time"],
             target=tuple(d.targets),
             features=tuple(d.features),
             kind="next",  # the file needs no targets; those it has are not taken for features
+            rows="steps" if d.sample_shape is None else "samples",
             **how,
         )
         sheet = match_features(read(path, options), d)
         # "predict" is no kind of task: unlike those, it asks for no target and no next row.
-        sheet = fill_gaps(sheet, "predict", d.at, how.get("missing", "refuse"), irregular)
+        sheet = fill_gaps(sheet, "predict", d.at, missing, irregular)
         cut = cut_into_pieces(sheet, "predict", d.at, d.window, missing="refuse")
         return Prediction(d, Path(path), cut, inputs_of(cut.sheet, d))
 
@@ -301,6 +335,37 @@ def check_window(window: object, kind: str | None) -> None:
         )
 
 
+def refuse_options_of_time(**given: object) -> None:
+    """Refuse options that have no meaning for samples without time; given: options by name.
+
+    Their defaults are accepted.
+    """
+    defaults = {
+        "time": (None, ""),
+        "at": (None, "last"),
+        "window": (None,),
+        "kind": (None, "classify", "regress"),
+        "missing": ("refuse", "drop", "mask"),
+        "irregular": ("refuse",),
+    }
+    for name, value in given.items():
+        if value not in defaults[name]:
+            raise ConfigError(
+                f"--{name} {one_line(value)} needs sequences of time steps; the rows here are "
+                f"samples without time. {ADVICE_ON_TIME.get(name, 'Leave it out.')}"
+            )
+
+
+def notes_on_constants(constant: list[str], first: Sheet) -> list[str]:
+    """Return notes on the features that are constant in training, one on all those of samples.
+
+    Images have pixels that are always white, perhaps hundreds; first: the training file's sheet.
+    """
+    if first.shape is not None and len(constant) > 1:
+        return [f"{len(constant)} features are constant in training: {quote_names(constant, 3)}"]
+    return [f"feature '{one_line(name)}' is constant in training" for name in constant]
+
+
 def features_with_gaps(first: Sheet, cuts: dict[str, PreparedSheet]) -> list[str]:
     """Return the features that miss a value in any file; first: the sheet of the training file."""
     has_gap = np.zeros(len(first.features), bool)
@@ -331,12 +396,14 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
     features without any value, a constant target, and constant features alone if the next step is
     to be predicted.
     """
-    rows = np.concatenate([np.arange(start, stop) for _, start, stop in part.pieces])
-    u = part.cut.sheet.u[rows]
+    is_used = np.zeros(len(part.cut.sheet.u), bool)
+    for _, start, stop in part.pieces:
+        is_used[start:stop] = True
+    u = part.cut.sheet.u[is_used]
     absent = names_where(first.features, np.isnan(u).all(0))
     if absent:
         raise DataError(
-            f"{first.path}: in the training sequences every value of {quote_names(absent)} is "
+            f"{first.path}: in the training {first.unit}s every value of {quote_names(absent)} is "
             "missing. Leave the column out with --features."
         )
     mean, std = scale_of(u, standardise)
@@ -354,7 +421,7 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
         name = first.targets[int(np.flatnonzero(is_constant(y))[0])]
         raise DataError(
             f"{first.path} column '{one_line(name)}': the target is constant in the training "
-            "sequences, so there is nothing to learn."
+            f"{first.unit}s, so there is nothing to learn."
         )
     t_mean, t_std = scale_of(y, standardise)
     return Scale(mean.tolist(), std.tolist(), t_mean.tolist(), t_std.tolist(), constant)

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..errors import DataError
+from ..errors import MAX_COUNT, DataError
 from .files.sheet import KINDS
 
 ColumnNames = str | Sequence[str] | None
 PathLike = str | os.PathLike[str]
 JsonDict = dict[str, Any]  # values of plain JSON types
 
+MOST_AXES = 7  # of a sample without time
 READING_OPTIONS = {"sep", "decimal", "thousands", "header", "missing", "irregular"}
 
 
@@ -42,9 +43,35 @@ class Description:
     reading: JsonDict  # the READING_OPTIONS
     files: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, given: JsonDict) -> Description:
-        """Check a description that came with a model, perhaps from a stranger, and return it."""
+    @property
+    def sample_shape(self) -> tuple[int, ...] | None:
+        """The shape of a sample without time in its file; None for sequences."""
+        return None
+
+    @property
+    def input_shape(self) -> tuple[int, ...] | None:
+        """The shape of a sample as the network reads it, with a feature more for each masked one.
+
+        None for sequences.
+        """
+        shape = self.sample_shape
+        if shape is None:
+            return None
+        return (shape[0] + len(self.masked), *shape[1:])
+
+    @property
+    def inputs(self) -> int:
+        """The inputs of a network: those of a time step, or the entries of a sample."""
+        return math.prod(self.input_shape or (len(self.features) + len(self.masked),))
+
+    @staticmethod
+    def of(given: JsonDict) -> Description:
+        """Check a description that came with a model, perhaps from a stranger, and return it.
+
+        One with a shape is that of samples without time.
+        """
+        is_of_samples = isinstance(given, dict) and "shape" in given
+        cls = SampleDescription if is_of_samples else Description
         if not isinstance(given, dict) or {f.name for f in fields(cls)} != set(given):
             raise DataError(
                 "the model's description of its data is damaged: its keys are not those expected."
@@ -85,6 +112,33 @@ class Description:
         for name, value in self.reading.items():
             kinds = {"header": bool, "sep": str | None}.get(name, str)
             yield f"reading.{name}", isinstance(value, kinds)
+
+
+@dataclass(frozen=True)
+class SampleDescription(Description):
+    """What a network must know about training data without time.
+
+    shape   of a sample, its features (or channels) along the first axis; each has one mean and
+            one standard deviation
+    """
+
+    shape: list[int] = field(default_factory=list)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of a sample in its file."""
+        return tuple(self.shape)
+
+    def check_fields(self) -> Iterator[tuple[str, bool]]:
+        """Yield each field and whether it is valid, as `Description.check_fields` does."""
+        yield from super().check_fields()
+        yield "shape", isinstance(self.shape, list) and 0 < len(self.shape) <= MOST_AXES
+        yield "shape", all(type(length) is int and length > 0 for length in self.shape)
+        yield "shape", math.prod(self.shape) <= MAX_COUNT
+        yield "shape", self.shape[0] == len(self.features)
+        yield "at", self.at == "last"
+        yield "kind", self.kind != "next"
+        yield "window", self.window is None
 
 
 def are_words(value: object) -> bool:

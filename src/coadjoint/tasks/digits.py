@@ -1,4 +1,4 @@
-"""Digits: 1,797 handwritten digits of 8 x 8 pixels, read in pieces."""
+"""Digits: 1,797 handwritten digits of 8 x 8 pixels, read in pieces or at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,33 @@ from torch import Tensor
 
 from ..errors import InputError, MissingError
 from ..objectives.batch import Batch
+from .denoising import Denoising
 from .synthetic import is_predicted
-from .task import Collection, Scores, Sequences, count_right, rng
+from .task import Collection, Samples, Scores, Sequences, count_right, pairs_of_text, rng
 
 EACH = 30  # images of each digit in "valid", and in "test"
 PIXELS = 64
 
 
-class Digits(Collection):
+class DigitClasses(Collection):
+    """Tell which digit 0..9 an image shows: what its readings by step and at once share."""
+
+    outputs = 10
+    output = "softmax"
+    loss = "cross-entropy"
+    metric = "accuracy"
+    lower = False
+
+    def score(self, a: Tensor, batch: Batch) -> Scores:
+        """Return the accuracy of the largest outputs."""
+        return {"accuracy": count_right(is_predicted(a, batch.y))}
+
+    def baseline(self) -> dict[str, float]:
+        """Return the metrics of a uniform guess."""
+        return {"loss": math.log(10), "accuracy": 0.1}
+
+
+class Digits(DigitClasses):
     """Tell which digit 0..9 an image shows, reading it row by row.
 
     pixels    1: 64 steps of one input; 8: 8 steps (rows) of eight inputs
@@ -28,11 +47,6 @@ class Digits(Collection):
     """
 
     name = "digits"
-    outputs = 10
-    output = "softmax"
-    loss = "cross-entropy"
-    metric = "accuracy"
-    lower = False
 
     def __init__(self, pixels: int = 1, permuted: bool = False) -> None:
         if isinstance(pixels, bool) or pixels not in (1, 8):
@@ -49,22 +63,74 @@ class Digits(Collection):
             sets[split] = Sequences(u[index], labels[index])
         super().__init__(sets)
 
-    def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Return the accuracy of the largest outputs."""
-        return {"accuracy": count_right(is_predicted(a, batch.y))}
 
-    def baseline(self) -> dict[str, float]:
-        """Return the metrics of a uniform guess."""
-        return {"loss": math.log(10), "accuracy": 0.1}
+class FlatDigits(DigitClasses):
+    """Tell which digit 0..9 an image shows, from its 64 pixels at once: a vector without time.
+
+    Images, split and metric are those of `Digits`.
+    """
+
+    name = "digits-flat"
+    inputs = PIXELS
+    shape = (PIXELS,)
+
+    def __init__(self) -> None:
+        super().__init__(load_samples(self.name, self.shape))
 
 
-def load_images() -> tuple[np.ndarray, np.ndarray]:
-    """Return the images [1797, 64] in 0..1 and their labels [1797]."""
+class DigitImages(DigitClasses):
+    """Tell which digit 0..9 an image shows, as one channel of 8 x 8 pixels, for convolutions.
+
+    Images, split and metric are those of `Digits`.
+    """
+
+    name = "digits-image"
+    inputs = PIXELS
+    shape = (1, 8, 8)
+
+    def __init__(self) -> None:
+        super().__init__(load_samples(self.name, self.shape))
+
+
+class NoisyDigits(Denoising):
+    """Restore the 64 pixels of a digit from their noisy copies, for an autoencoder.
+
+    noise  the standard deviation of the noise; pixels are in 0..1
+
+    Images and split are those of `Digits`; metric "mse", the squared error per pixel.
+    """
+
+    def __init__(self, noise: float = 0.2) -> None:
+        name = "digits-denoise"
+        super().__init__(name, load_samples(name, (PIXELS,)), noise)
+
+    def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
+        """Return the rows of pixels as figures 0 (white) to 9 (black): "00593000 ..."."""
+        return pairs_of_text(draw_rows, y, a)
+
+
+def draw_rows(pixels: Tensor) -> str:
+    """Return an image [64] as its eight rows, one figure 0..9 for each pixel in 0..1."""
+    figures = (pixels * 9).round().clamp(0, 9).nan_to_num().long().tolist()
+    rows = ["".join(map(str, figures[k : k + 8])) for k in range(0, PIXELS, 8)]
+    return " ".join(rows)
+
+
+def load_samples(task: str, shape: tuple[int, ...]) -> dict[str, Samples]:
+    """Return the images of each split in this shape, with their labels. task: for the error."""
+    images, labels = load_images(task)
+    x = images.reshape(len(images), *shape)
+    splits = split_indices(labels)
+    return {split: Samples(x[index], labels[index]) for split, index in splits.items()}
+
+
+def load_images(task: str = "digits") -> tuple[np.ndarray, np.ndarray]:
+    """Return the images [1797, 64] in 0..1 and their labels [1797]. task: for the error."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:
         raise MissingError(
-            "task 'digits' needs scikit-learn: pip install 'coadjoint[data]'."
+            f"task '{task}' needs scikit-learn: pip install 'coadjoint[data]'."
         ) from error
     images, labels = load_digits(return_X_y=True)
     return (images / 16).astype(np.float32), labels.astype(np.int64)

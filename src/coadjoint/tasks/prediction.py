@@ -1,4 +1,4 @@
-"""Prediction: new sequences for a trained network, and its outputs as rows of text."""
+"""Prediction: new sequences or samples for a trained network, and its outputs as rows of text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from ..errors import InputError, NumericalError, escape_undecodable, one_line
 from ..objectives.batch import Batch
 from .cutting import PreparedSheet
 from .description import Description
-from .task import Sequences
+from .scaling import arrange_samples
+from .task import Samples, Sequences
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """New sequences, scaled like those of training, in the order of their file."""
+    """New sequences or samples, scaled like those of training, in the order of their file."""
 
     description: Description
     source: Path
@@ -45,7 +46,11 @@ class Prediction:
         every = self.description.at == "every"
         for k in range(0, len(self), n):
             pieces = self.cut.pieces[k : k + n]
-            chosen = Sequences([self.u[start:stop] for _, start, stop in pieces])
+            chosen: Samples | Sequences
+            if self.description.input_shape is None:
+                chosen = Sequences([self.u[start:stop] for _, start, stop in pieces])
+            else:
+                chosen = Samples(arrange_samples(pieces, self.u, self.description))
             yield ids[k : k + n], chosen.batch(range(len(chosen)), every)
 
     def rows(self, outputs: Iterable[Tensor | np.ndarray]) -> Iterator[list[str]]:
@@ -72,7 +77,12 @@ class Prediction:
                 yield from self._rows_of(done, values[:, j])
                 done += 1
         if done != len(self):
-            raise InputError(f"got outputs for {done} sequences; expected {len(self)}.")
+            raise InputError(f"got outputs for {done} {self._unit}s; expected {len(self)}.")
+
+    @property
+    def _unit(self) -> str:
+        """What is predicted for, in messages: "sequence" or "sample"."""
+        return self.cut.sheet.unit
 
     def _header(self) -> list[str]:
         """Return the names of the columns."""
@@ -102,7 +112,7 @@ class Prediction:
         if not has_shape or done + a.shape[samples_axis] > len(self):
             raise InputError(
                 f"outputs have shape {list(a.shape)}; expected [{axes}, {width}] for the batches "
-                f"of {len(self)} sequences, in their order."
+                f"of {len(self)} {self._unit}s, in their order."
             )
 
     def _rows_of(self, piece: int, a: np.ndarray) -> Iterator[list[str]]:
@@ -118,8 +128,8 @@ class Prediction:
         values = a[: len(sheet_rows)]
         if not np.isfinite(values).all() or len(values) < len(sheet_rows):
             raise NumericalError(
-                f"the outputs for sequence '{one_line(self.cut.name(piece))}' are not finite, or "
-                "too few; nothing was written."
+                f"the outputs for {self._unit} '{one_line(self.cut.name(piece))}' are not finite, "
+                "or too few; nothing was written."
             )
         for row, cells in zip(sheet_rows, self._cells(values), strict=True):
             line = [spreadsheet_cell(name)]

@@ -72,12 +72,22 @@ def refuse_different_columns(new: Sheet, split: str, old: Sheet, old_split: str)
             f"{new.path} ({split}) has {len(new.features)} features and {old.path} ({old_split}) "
             f"has {len(old.features)}; expected the same."
         )
+    if old.shape != new.shape:
+        raise DataError(
+            f"{new.path} ({split}) has samples of shape {show_shape(new.shape)} and {old.path} "
+            f"({old_split}) of {show_shape(old.shape)}; expected the same."
+        )
     same_targets = len(old.targets) == len(new.targets) and (old.y is None) == (new.y is None)
     if old.y_per != new.y_per or not same_targets:
         raise DataError(
             f"{new.path} ({split}) has {len(new.targets)} targets and {old.path} ({old_split}) "
             f"has {len(old.targets)}; expected the same."
         )
+
+
+def show_shape(shape: tuple[int, ...] | None) -> str:
+    """Return the shape of a sample as text: "[1, 8, 8]"."""
+    return str(list(shape or ()))
 
 
 def match_features(sheet: Sheet, description: Description) -> Sheet:
@@ -95,6 +105,11 @@ def match_features(sheet: Sheet, description: Description) -> Sheet:
         raise DataError(
             f"{sheet.path} has {len(sheet.features)} features and the network was trained on "
             f"{len(description.features)}."
+        )
+    if sheet.shape is not None and sheet.shape != description.sample_shape:
+        raise DataError(
+            f"{sheet.path} has samples of shape {show_shape(sheet.shape)} and the network was "
+            f"trained on {show_shape(description.sample_shape)}."
         )
     return replace(sheet, features=tuple(description.features))
 
@@ -229,9 +244,13 @@ def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:
 def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) -> Sheet:
     """Return the sheet with gaps dropped or filled if `missing` is "drop" or "ffill".
 
+    Samples without time are dropped whole, and cannot be filled from a row before.
+
     Irregular time steps are refused if `irregular` is "refuse".
     """
-    if missing == "drop":
+    if missing == "drop" and sheet.shape is not None:
+        sheet = drop_samples(sheet)
+    elif missing == "drop":
         sheet = drop_rows(sheet, kind, at)
     elif missing == "ffill":
         sheet = fill_forward(sheet)
@@ -261,6 +280,20 @@ def drop_rows(sheet: Sheet, kind: str, at: str) -> Sheet:
             "have length 0. Remove them, or pass --missing mask."
         )
     note = f"{int(lost.sum())} rows of {sheet.path} lack a value and are left out"
+    return replace(rest, notes=(*sheet.notes, note))
+
+
+def drop_samples(sheet: Sheet) -> Sheet:
+    """Return the sheet without the samples that lack an input."""
+    lost = np.logical_or.reduceat(np.isnan(sheet.u).any(1), sheet.starts)
+    if not lost.any():
+        return sheet
+    if lost.all():
+        raise DataError(
+            f"{sheet.path}: every sample lacks a value, so none is left. Pass --missing mask."
+        )
+    note = f"{int(lost.sum())} samples of {sheet.path} lack a value and are left out"
+    rest = sheet.take_whole(~lost)
     return replace(rest, notes=(*sheet.notes, note))
 
 

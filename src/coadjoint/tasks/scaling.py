@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
 from ..errors import DataError, one_line
-from .cutting import Part
+from .cutting import Part, Piece
 from .description import Description
+from .files.samples import samples_of_rows
 from .files.sheet import Sheet
-from .task import Sequences
+from .task import Samples, Sequences
 
 
 def is_constant(values: np.ndarray) -> np.ndarray:
@@ -85,6 +87,8 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
         description: How the data are scaled.
     """
     if description.kind == "next":
+        # Without the inputs that mark what is missing. A missing value, 0 as an input, is NaN as a
+        # target, which then has no weight in the loss.
         missing = np.isnan(part.cut.sheet.u)
         next_u = np.where(missing, np.nan, u[:, : len(description.features)])
         next_u = next_u.astype(description.dtype)
@@ -99,6 +103,27 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
     else:
         targets = real_targets(part, description)
     return Sequences([u[start:stop] for _, start, stop in part.pieces], targets, part.names)
+
+
+def samples_of(part: Part, u: np.ndarray, description: Description) -> Samples:
+    """Return the samples of one split, [N, ...], with their targets.
+
+    The arguments are those of `sequences_of`.
+    """
+    targets = class_targets(part, "last")
+    if description.kind != "classify":
+        targets = real_targets(part, description)
+    return Samples(arrange_samples(part.pieces, u, description), np.array(targets), part.names)
+
+
+def arrange_samples(pieces: list[Piece], u: np.ndarray, description: Description) -> np.ndarray:
+    """Return the inputs [N, ...] of samples. pieces: their rows in u [rows, features]."""
+    shape = description.input_shape
+    assert shape is not None
+    places = np.arange(math.prod(shape[1:]))
+    starts = np.array([piece.start for piece in pieces])
+    rows = (starts[:, None] + places).reshape(-1)
+    return samples_of_rows(u[rows], shape)
 
 
 def class_targets(part: Part, at: str) -> list[np.ndarray | float]:

@@ -6,7 +6,7 @@ import functools
 import math
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 
 LARGEST_BATCH = 100_000  # time steps of a held-out batch, padding included
+ENTRIES_PER_STEP = 100  # of a sample without time: as many entries count as one time step
 
 # Scores by name as (total, count): a metric is the sum of totals over the sum of counts.
 Scores = dict[str, tuple[float, float]]
@@ -60,7 +61,8 @@ class Goal:
 class Task:
     """What a network reads and writes, where batches come from, and how outputs are judged.
 
-    inputs, outputs  the entries of u_t and of a
+    inputs, outputs  the entries of u_t (of a sample without time) and of a
+    shape            the shape of a sample without time, such as (1, 8, 8); None for sequences
     readout          "last", "every", or "sequence" if the answer has its own length (for an
                      EncoderDecoder)
     output           the output function
@@ -75,6 +77,7 @@ class Task:
     name: str
     inputs: int
     outputs: int
+    shape: tuple[int, ...] | None = None
     readout: str = "last"
     output: str = "identity"
     loss: LossLike = "squared"
@@ -163,6 +166,10 @@ class Sequences:
     def __len__(self) -> int:
         return len(self.u)
 
+    def steps(self) -> np.ndarray:
+        """Return the time steps of each sequence, [N]."""
+        return np.array(list(map(len, self.u)))
+
     def pick(self, index: Index) -> Sequences:
         """Return the sequences with these numbers, in their order."""
         u = [self.u[i] for i in index]
@@ -187,6 +194,62 @@ class Sequences:
         return Batch(pad_sequence(u), y, lengths=lengths, reduce=reduce)
 
 
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples without time, with their targets and names.
+
+    x  [N, ...], an array whose first axis counts them
+    y  [N] numbers or classes, or [N, outputs]; or None
+
+    Example:
+        >>> import numpy as np
+        >>> from coadjoint.tasks import Samples
+        >>> images = Samples(np.zeros((5, 1, 8, 8), np.float32), np.arange(5))
+        >>> images.batch([3, 0]).u.shape
+        torch.Size([2, 1, 8, 8])
+    """
+
+    x: np.ndarray
+    y: np.ndarray | None = None
+    ids: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        counts = [len(values) for values in (self.x, self.y, self.ids) if values is not None]
+        if len(set(counts)) > 1:
+            raise InputError(
+                f"x, y and ids must have as many entries as there are samples; got {counts}."
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def steps(self) -> np.ndarray:
+        """Return how many time steps each sample counts as, by its entries, [N]."""
+        entries = math.prod(self.x.shape[1:])
+        return np.full(len(self), math.ceil(entries / ENTRIES_PER_STEP))
+
+    def pick(self, index: Index) -> Samples:
+        """Return the samples with these numbers, in their order."""
+        chosen = np.asarray(index, dtype=np.int64)
+        y = None if self.y is None else self.y[chosen]
+        ids = None if self.ids is None else [self.ids[i] for i in chosen]
+        return Samples(self.x[chosen], y, ids)
+
+    def batch(self, index: Index, every: bool = False, reduce: str = "sum") -> Batch:
+        """Return the chosen samples, along axis 0.
+
+        Args:
+            index: Their numbers.
+            every: Whether each time step has a target: never.
+            reduce: As in Batch.
+        """
+        if every:
+            raise InputError("samples without time have one target each; got readout 'every'.")
+        chosen = self.pick(index)
+        y = None if chosen.y is None else torch.from_numpy(chosen.y)
+        return Batch(torch.from_numpy(chosen.x), y, reduce=reduce, axis=0)
+
+
 @functools.lru_cache(maxsize=4)
 def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
     """Return the order of n sequences in an epoch."""
@@ -194,16 +257,16 @@ def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class Collection(Task):
-    """A finite set of sequences in splits: "train", and optionally "valid" and "test".
+    """A finite set of sequences, or samples, in splits: "train", perhaps "valid" and "test".
 
     Training goes through a new permutation in each epoch. The last batch of an epoch may be
     smaller.
     """
 
-    def __init__(self, sets: dict[str, Sequences]) -> None:
-        if not len(sets.get("train", Sequences([]))):
+    def __init__(self, sets: Mapping[str, Sequences | Samples]) -> None:
+        if not len(sets.get("train", ())):
             raise InputError(f"task '{self.name}' has no training sequences.")
-        self.sets = sets
+        self.sets: dict[str, Sequences | Samples] = dict(sets)
         self.size = len(sets["train"])
         self.splits = tuple(s for s in ("valid", "test") if s in sets and len(sets[s]))
 
@@ -229,8 +292,7 @@ class Collection(Task):
         padded steps exceed LARGEST_BATCH. seed and draw are not needed.
         """
         whole_number("n", n)
-        sequences = self.sets[choose("split", split, self.sets)].u
-        lengths = np.array(list(map(len, sequences)))
+        lengths = self.sets[choose("split", split, self.sets)].steps()
         order = np.argsort(lengths, kind="stable")
         begin = 0
         for end in range(1, len(order) + 1):
@@ -242,5 +304,5 @@ class Collection(Task):
             begin = end
 
     def _batch_of(self, split: str, index: Index) -> Batch:
-        """Return the sequences of a split with these numbers, as a batch."""
+        """Return the sequences or samples of a split with these numbers, as a batch."""
         return self.sets[split].batch(index, self.readout == "every", self.reduce)

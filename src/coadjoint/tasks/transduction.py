@@ -153,7 +153,10 @@ class Reversal(Transduction):
         return np.where(t < L, reversed_s, s)
 
     def guess(self, L: int) -> Guess:
-        """Return the guess of uniform, independent letters."""
+        """Return how good a guess at L uniform, independent letters is.
+
+        Entropy, expected number of letters right, probability that all are.
+        """
         k = self.values
         return Guess(L * math.log(k), L / k, float(k) ** -L)
 
@@ -169,16 +172,18 @@ class Sorting(Transduction):
         return np.sort(s, 0)
 
     def guess(self, L: int) -> Guess:
-        """Return the guess of sorted letters: how often each comes is multinomial.
+        """Return how good the best guess at the sorted letters is, if only L is known.
 
-        The answer is determined by these counts n_1..n_k, of probability L! / (n_1! ... n_k!) k^-L.
+        The answer is determined by how often each letter comes: the counts n_1..n_k are
+        multinomial, of probability L! / (n_1! ... n_k!) k^-L.
         """
         k = self.values
-        mean_log_factorial = 0.0  # of how often one letter comes
+        # The entropy is the mean of -log of that probability; all n_i have the same distribution.
+        mean_log_factorial = 0.0  # of n_i
         for n in range(L + 1):
             mean_log_factorial += probability(L, n, 1 / k) * log_factorial(n)
         entropy = L * math.log(k) - log_factorial(L) + k * mean_log_factorial
-        letters = 0.0
+        letters = 0.0  # the expected number of letters right
         for t in range(1, L + 1):
             # The t-th letter is at most v if at least t of the L letters are.
             at_most = [0.0]

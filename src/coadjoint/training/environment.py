@@ -51,16 +51,18 @@ def processor_name() -> str:
 
 
 def git_revision() -> str | None:
-    """The git revision of this package's source, with "+" if files of this folder were changed.
+    """The git revision of this package's source, with "+" if the source was changed since.
 
-    None if the source is not in a repository.
+    Changed: any file that the repository tracks, or a new file in the package. New files elsewhere
+    do not count: a run folder is one. None if the source is not in a repository.
     """
     try:
         # An installed copy may lie inside a repository that does not track it.
         if not run_git("ls-files", "--", "environment.py"):
             return None
-        changed = run_git("status", "--porcelain", "--", str(HERE))
-        return run_git("rev-parse", "HEAD") + ("+" if changed else "")
+        changed = run_git("status", "--porcelain", "--untracked-files=no")
+        new = run_git("status", "--porcelain", "--", str(HERE.parent))
+        return run_git("rev-parse", "HEAD") + ("+" if changed or new else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -44,8 +44,7 @@ class ModelDescription(ModelMetadata):
             return self
         data = Description.of(self.data)
         needed: dict[str, object] = {
-            # a masked feature has a second input, which is 1 where its value is missing
-            "inputs": len(data.features) + len(data.masked),
+            "inputs": data.inputs,
             "outputs": len(data.target_std),
             "readout": data.at,
             "output": "identity",

@@ -227,7 +227,10 @@ class StepEvaluator:
         return direction, clipped
 
     def describe_nonfinite(self, result: StepResult) -> str:
-        """Which quantities of a step are not finite and, if known, where a state first is not."""
+        """Which quantities of a step are not finite and, if known, where a state first is not.
+
+        The place is sought in `suspect`, the evaluation of the batch that went wrong.
+        """
         faulty = []
         if not math.isfinite(result.loss):
             faulty.append(f"the loss ({result.loss})")
@@ -238,6 +241,7 @@ class StepEvaluator:
         # With weight noise, the run cannot be repeated: the weights it had are gone.
         if not self.plan.weight_noise:
             where = validation.locate_nonfinite(self.suspect)
+        # If every entry is finite, they are so large that the squares in the norm overflow.
         return f"{', '.join(faulty) or 'the norm of the gradient'} is not finite{where}"
 
 

@@ -58,6 +58,7 @@ class Watch:
         splits = ("valid",) if self.split == "valid" else self.task.splits
         rows: list[Row] = []
         for split in splits:
+            # step twice: a generated task draws new sequences for each validation, by its step
             values = self.measure(split, step, step, self.plan.tests)
             rows.append(self.log_held_out(split, step, values))
             if split == self.split and step > 0:  # the initial weights are never the best
@@ -69,8 +70,8 @@ class Watch:
     def measure(self, split: str, step: int, draw: int | str, n: int) -> dict[str, float]:
         """Metrics on a held-out set; NaN if the states overflow there.
 
-        That does not stop the run: only its own steps decide. draw, n: which sequences of a
-        generated task, and how many.
+        That does not stop the run: only its own steps decide. step: for the message about it.
+        draw, n: which sequences of a generated task, and how many; its generator is seeded by draw.
         """
         try:
             return validation.evaluate(self.net, self.task, split, self.plan.seed, draw, n)

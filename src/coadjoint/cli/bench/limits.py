@@ -13,7 +13,7 @@ from .problems import DIRECTIONS, FORMULAS, LAYERS, PRODUCTS, Size
 def gemm_rate(rows: int, inner: int, columns: int, device: str) -> float:
     """GFLOP/s of one float32 product [rows, inner] x [inner, columns].
 
-    It has 2 rows inner columns operations; per ms they are 1e-6 GFLOP/s.
+    It has 2 rows inner columns operations; one per ms is 1e-6 GFLOP/s.
     """
     a = torch.randn(rows, inner, device=device)
     b = torch.randn(inner, columns, device=device)
@@ -22,7 +22,10 @@ def gemm_rate(rows: int, inner: int, columns: int, device: str) -> float:
 
 
 def memory_bandwidth(entries: int, device: str) -> float:
-    """GB/s of a large float32 array that is read and written, so that its bytes count twice."""
+    """GB/s of a large float32 array that is read and written, so that its bytes count twice.
+
+    A byte per ms is 1e-6 GB/s.
+    """
     y = torch.zeros(entries, device=device)
     return 2e-6 * y.nbytes / best_time(lambda: y.add_(1.0), device)
 

@@ -66,9 +66,9 @@ EXPLAINED = {
 }
 HEADER = """# Benchmarks
 
-One training gradient, ours and the peers', in one run; `coadjoint bench --help` lists the options.
-Each section is written by the command it names, on the machine it names, and replaced by the next
-run on a device of that kind.
+The time of one training gradient, ours and the peers', measured in one run;
+`coadjoint bench --help` lists the options. Each section was written by the command it names, on the
+machine it names, and is replaced by the next run on a device of that kind.
 """
 
 

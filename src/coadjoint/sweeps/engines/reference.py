@@ -43,10 +43,7 @@ def evaluate_packed(nodes: Sequence[Node], known: Values, like: Tensor, d: int) 
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, None]:
-    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
-
-    Returns x [B + N, .] with x_0 first, a [N, .], and None: no values of nodes are saved.
-    """
+    """The forward loop of Engine, as the formula reads. No values of nodes are saved: q is None."""
     cell = plan.cell
     rows = plan.rows
     d = x0.shape[1] // len(cell.slots)
@@ -54,13 +51,13 @@ def forward(
     a = []
     bases = rows.steps(base)
     v_by_step = optional_steps(rows, v)
+    W_steps = None if W is None else matrices(rows, W)
     for t, n in enumerate(rows.sizes):
         before = x[-1][:n]  # x_{t-1} of the n samples that take this step
         known = values(cell.x, before) | values(cell.p, p) | values(cell.v, v_by_step[t])
         a_t = bases[t]
-        if W is not None:
-            W_t = matrices(rows, W)[t]
-            a_t = a_t + evaluate_packed(cell.read, known, before, d) @ W_t.T
+        if W_steps is not None:
+            a_t = a_t + evaluate_packed(cell.read, known, before, d) @ W_steps[t].T
         a.append(a_t)
         x.append(evaluate_packed(cell.next, known | values(cell.a, a_t), before, d))
     return torch.cat(x), torch.cat(a), None
@@ -91,15 +88,7 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop, from T back to 0: (lam, delta, k).
-
-    delta_t   = sa_t + f_a' lam_t
-    lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
-
-    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
-    scaled: the costate is lam 2^k with exponents k [B + N]; otherwise k is None.
-    keep: not used here, lam is kept at every step.
-    """
+    """The adjoint loop of Engine, as the formula reads. keep is not used: all of lam is kept."""
     cell = plan.cell
     rows = plan.rows
     d = saved.x.shape[1] // len(cell.slots)
@@ -135,14 +124,15 @@ def adjoint(
 
     add_sources(rows.T, last[:0], k_begin[:0])  # nothing is pulled back to the last state
     point = step_values(plan, saved)
+    W_steps = None if W is None else matrices(rows, W)
     for t in reversed(range(rows.T)):
         known = point[t] | values(lam_nodes, lam[0])
         delta_t = evaluate_packed(into_a, known, lam[0], d)
         if sa is not None:
             delta_t = delta_t + rows.steps(sa)[t]
         pulled = evaluate_packed(into_x, known, lam[0], d)
-        if W is not None:
-            known |= values(rbar, delta_t @ matrices(rows, W)[t])
+        if W_steps is not None:
+            known |= values(rbar, delta_t @ W_steps[t])
             pulled = pulled + evaluate_packed(through_read, known, lam[0], d)
         if link is not None:
             pulled = pulled * rows.steps(link.factor)[t]
@@ -160,13 +150,7 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
-
-    nu_t = ga_t + W r' m_t
-    mu_t = g_t + f_x m_t + f_a nu_t
-
-    g, ga: the directions that enter at each state and at each a_t; None for zeros.
-    """
+    """The tangent loop of Engine, as the formula reads."""
     cell = plan.cell
     rows = plan.rows
     d = saved.x.shape[1] // len(cell.slots)
@@ -180,14 +164,15 @@ def tangent(
     mu = [sources[0]]
     nu = []
     point = step_values(plan, saved)
+    W_steps = None if W is None else matrices(rows, W)
     for t, n in enumerate(rows.sizes):
         m = mu[t][:n]
         if link is not None:
             m = m * rows.steps(link.factor)[t]
         known = point[t] | values(m_nodes, m)
         nu_t = m.new_zeros(n, saved.a.shape[1]) if ga is None else rows.steps(ga)[t]
-        if W is not None:
-            nu_t = nu_t + evaluate_packed(read_change, known, m, d) @ matrices(rows, W)[t].T
+        if W_steps is not None:
+            nu_t = nu_t + evaluate_packed(read_change, known, m, d) @ W_steps[t].T
         change = evaluate_packed(next_change, known | values(nu_nodes, nu_t), m, d)
         mu.append(sources[t + 1] + change)
         nu.append(nu_t)

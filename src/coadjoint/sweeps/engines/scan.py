@@ -233,10 +233,9 @@ def carry_nonfinite_to_end(rows: Rows, y: Tensor, back: bool) -> None:
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop: a_t = base_t, x_t = f(a_t, v_t, x_{t-1}, p) = A_t x_{t-1} + b_t.
+    """The forward loop of Engine as a scan of x_t = A_t x_{t-1} + b_t, with a_t = base_t.
 
-    Returns x [B + N, .] with x_0 first, a [N, .], and q [N, .]: the values of cell.saved_nodes,
-    which derivatives read again; None if the cell has none. W: not used, see cell_refusal.
+    W is not used: see cell_refusal.
     """
     cell = plan.cell
     rows = plan.rows
@@ -262,14 +261,9 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop, from T back to 0: (lam, delta, k).
+    """The adjoint loop of Engine as a scan: lam_{t-1} = s_{t-1} + link_t A_t' lam_t.
 
-    delta_t   = sa_t + f_a' lam_t
-    lam_{t-1} = s_{t-1} + link_t f_x' lam_t
-
-    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
-    scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
-    W: not used, see cell_refusal. keep: not used, all of lam is computed.
+    W is not used: see cell_refusal. keep is not used: all of lam is computed.
     """
     cell = plan.cell
     rows = plan.rows
@@ -332,13 +326,9 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
+    """The tangent loop of Engine as a scan: nu_t = ga_t, mu_t = g_t + A_t m_t + f_a ga_t.
 
-    nu_t = ga_t
-    mu_t = g_t + f_x m_t + f_a nu_t
-
-    g, ga: the directions that enter at each state and at each a_t; None for zeros.
-    W: not used, see cell_refusal.
+    W is not used: see cell_refusal.
     """
     cell = plan.cell
     rows = plan.rows

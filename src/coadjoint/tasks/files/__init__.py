@@ -6,7 +6,10 @@ parsing  cells as numbers and times
 table    the roles of columns, and a long table as sequences
 text     .csv .tsv .txt: rows, and a table
 parquet  .parquet .pq: rows, and a table
+numpy_files  arrays in .npy and .npz files, checked before they are read
 arrays   .npy .npz: rows, and arrays of sequences
+samples  .npy .npz: arrays of samples without time
+images   folders of images
 ts       .ts of the UEA and UCR archives
 rows     the rows of a file, by its suffix
 scaling  standardising a stream by the rows so far
@@ -21,15 +24,19 @@ from pathlib import Path
 
 from ...errors import DataError, one_line
 from .arrays import read_npy, read_npz
+from .images import read_images
 from .parquet import read_parquet
+from .samples import read_npy_samples, read_npz_samples
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, load_file
 from .text import read_csv
 from .ts import read_ts
 
-__all__ = ["READERS", "Options", "Sheet", "read"]
+__all__ = ["READERS", "SAMPLE_READERS", "Options", "Sheet", "read"]
 
-READERS: dict[str, Callable[[LoadedFile, Options, Problems], Sheet]] = {
+Reader = Callable[[LoadedFile, Options, Problems], Sheet]
+
+READERS: dict[str, Reader] = {
     ".csv": read_csv,
     ".tsv": read_csv,
     ".txt": read_csv,
@@ -39,16 +46,39 @@ READERS: dict[str, Callable[[LoadedFile, Options, Problems], Sheet]] = {
     ".npy": read_npy,
     ".ts": read_ts,
 }
+# Of samples without time; a folder of images has no suffix.
+SAMPLE_READERS: dict[str, Reader] = {
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".txt": read_csv,
+    ".parquet": read_parquet,
+    ".pq": read_parquet,
+    ".npz": read_npz_samples,
+    ".npy": read_npy_samples,
+}
 
 
 def read(path: str | os.PathLike[str], options: Options | None = None) -> Sheet:
-    """Read the sequences of a file; its suffix chooses the reader."""
+    """Read the sequences of a file; its suffix chooses the reader.
+
+    With options.rows "samples" the file holds samples without time, and may be a folder of images.
+    """
     options = options or Options()
+    readers = READERS
+    if options.rows == "samples":
+        readers = SAMPLE_READERS
+        if Path(path).is_dir():
+            return read_images(path, options)
     source = load_file(path, options.max_bytes)
     suffix = Path(path).suffix.lower()
-    if suffix not in READERS:
+    if suffix not in readers:
+        kinds = ", ".join(readers)
+        if suffix in READERS:
+            raise DataError(
+                f"{source.path}: {suffix} files hold sequences, which a network without time does "
+                f"not read; expected one of {kinds}, or a folder of images."
+            )
         raise DataError(
-            f"{source.path}: cannot read files named '{one_line(suffix)}'; expected one of "
-            f"{', '.join(READERS)}."
+            f"{source.path}: cannot read files named '{one_line(suffix)}'; expected one of {kinds}."
         )
-    return READERS[suffix](source, options, Problems(source.path))
+    return readers[suffix](source, options, Problems(source.path))

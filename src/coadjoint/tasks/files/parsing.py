@@ -197,7 +197,7 @@ def parse_stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int
     All must have the same time zone, or none.
     """
     plain = ["1970-01-01"] * len(cells)  # without time zones, which numpy does not read
-    shift = np.zeros(len(cells), np.int64)
+    shift = np.zeros(len(cells), np.int64)  # what is added to come to UTC, in microseconds
     first_zone: str | None = None
     wrong: list[tuple[int, str]] = []
     for i, cell in enumerate(cells):
@@ -243,12 +243,12 @@ def normalise_zone(zone: str | None) -> str:
 
 
 def quote_zone(zone: str) -> str:
-    """A time zone in quotes, or "none"."""
+    """A time zone of `normalise_zone` for a message: in quotes, or the word none for ""."""
     return f"'{zone}'" if zone else "none"
 
 
 def zone_offset(zone: str) -> int:
-    """The microseconds that a time zone is ahead of UTC."""
+    """The microseconds that a time zone, "+hhmm" or "-hhmm", is ahead of UTC; 0 for "" (none)."""
     if not zone:
         return 0
     minutes = int(zone[1:3]) * 60 + int(zone[3:5])

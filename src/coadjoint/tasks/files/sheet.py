@@ -18,6 +18,7 @@ from ...errors import ConfigError, DataError, one_line
 
 MISSING = ("refuse", "drop", "ffill", "mask")
 KINDS = ("classify", "regress", "next")
+ROWS = ("steps", "samples")
 CELLS_LISTED = 5  # problems listed for one column
 LINES_LISTED = 20  # problems listed for one file
 
@@ -43,6 +44,8 @@ class Options:
     sep, decimal, thousands, header
                  the format of a text table; sep None is a tab for .tsv and a comma otherwise
     missing      "refuse", "drop", "ffill" or "mask"
+    rows         what a row of a table, or the first axis of an array, counts: "steps" of
+                 sequences, or "samples" without time
     max_bytes    the largest size of a file, unpacked
     """
 
@@ -58,6 +61,7 @@ class Options:
     header: bool = True
     missing: str = "refuse"
     max_bytes: int = 4 << 30
+    rows: str = "steps"
 
     def __post_init__(self) -> None:
         groups_digits = self.thousands in ("", ",", ".", " ", "'")
@@ -74,6 +78,7 @@ class Options:
                 "one of , . ' or a space, and not the decimal separator",
             ),
             ("max-bytes", positive, "a positive whole number"),
+            ("rows", self.rows in ROWS, " or ".join(ROWS)),
         )
         for name, holds, expected in rules:
             if not holds:
@@ -141,6 +146,9 @@ class Problems:
 class Sheet:
     """n sequences of a file, one after the other in N rows.
 
+    A sample without time counts as a sequence, whatever its shape: its rows are the places after
+    the first axis of the shape, and its features lie along that axis.
+
     features  C names; `has_names` is whether the file gives them, or they are mere positions
     u         [N, C] float64, NaN where missing
     lengths   [n];  ids [n]
@@ -150,6 +158,8 @@ class Sheet:
     time      [N] int64 or float64, and `stamps` as they are written, or None
     lines     [N] the line of the file for each row; `where(line, column)` puts it in words
     columns   the columns that were taken as "id" and "time"; "stamps" if times are dates
+    shape     of a sample without time, C first: (C,), or (C, height, width) for an image; None if
+              the rows are steps in time
     """
 
     path: str
@@ -168,6 +178,12 @@ class Sheet:
     has_names: bool = True
     columns: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def unit(self) -> str:
+        """What the sheet holds n of, for messages: "sequence" or "sample"."""
+        return "sequence" if self.shape is None else "sample"
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -198,6 +214,15 @@ class Sheet:
             time=time,
             stamps=stamps,
         )
+
+    def take_whole(self, keep: np.ndarray) -> Sheet:
+        """The sequences where `keep` [n] is true, with all their rows."""
+        rows = self.take(np.repeat(keep, self.lengths))
+        y = rows.y
+        if y is not None and self.y_per == "sequence":
+            y = y[keep]
+        ids = [name for name, kept in zip(self.ids, keep, strict=True) if kept]
+        return replace(rows, lengths=self.lengths[keep], ids=ids, y=y)
 
     def describe_uneven_step(self) -> str | None:
         """The first time step that differs from the usual one by more than 1%, in words.

@@ -136,11 +136,19 @@ def open_file(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
         raise DataError(f"{name} cannot be opened: {error_text(error)}.") from None
 
 
-def load_file(path: str | os.PathLike[str], max_bytes: int) -> LoadedFile:
-    """Read a regular file of at most max_bytes. Pipes and devices are refused."""
+def load_file(
+    path: str | os.PathLike[str], max_bytes: int, follow_links: bool = True
+) -> LoadedFile:
+    """Read a regular file of at most max_bytes. Pipes and devices are refused.
+
+    follow_links: whether the path may be a link to the file.
+    """
     name = one_line(os.fspath(path), 4096)
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
-    with open_file(path, getattr(os, "O_NONBLOCK", 0)) as file:
+    flags = getattr(os, "O_NONBLOCK", 0)
+    if not follow_links:
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+    with open_file(path, flags) as file:
         try:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):

@@ -1,4 +1,4 @@
-"""Long tables: one row per step of a sequence, in columns id, time, features and targets."""
+"""Tables in columns id, time, features and targets: a row per step of a sequence, or per sample."""
 
 from __future__ import annotations
 
@@ -118,11 +118,16 @@ def find_targets(
     if not target:
         problems.add(
             f"{problems.path}: there is no column called target, label or class."
-            f"{suggest_column('target', names)} Pass --target NAME, or --kind next to predict the "
-            f"next step. Columns: {quote_names(names)}."
+            f"{suggest_column('target', names)} Pass --target NAME{or_next(options)}. "
+            f"Columns: {quote_names(names)}."
         )
         return ()
     return (target,)
+
+
+def or_next(options: Options) -> str:
+    """The end of an advice: the kind that needs no target, where rows are steps in time."""
+    return "" if options.rows == "samples" else ", or --kind next to predict the next step"
 
 
 def check_features(
@@ -175,18 +180,28 @@ def sheet_from_columns(
 ) -> Sheet:
     """The sequences of a long table: rows with one id are adjacent, and time increases in each.
 
+    If options.rows is "samples" each row is one of its own.
+    What is wrong is added to `problems`, which `refuse_bad_values` raises together at the end.
+
     where: puts a line of the file and a column in words.
     """
     notes = list(roles.notes)
-    if roles.id:
+    shape: tuple[int, ...] | None = None
+    if options.rows == "samples":
+        shape = (len(roles.features),)
+        starts = np.arange(len(columns.lines))
+        ids = name_samples(roles.id, columns, problems, where)
+    elif roles.id:
         starts, ids = split_by_id(roles.id, columns, problems, where)
     else:
         starts = np.zeros(1, np.int64)
         ids = ["all"]
         notes.append("no id column: the whole file is one sequence")
-    if columns.time is None:
+    if shape is not None:
+        pass  # samples have no time
+    elif columns.time is None:
         notes.append("no time column: steps are rows, in the order of the file")
-    elif not problems.groups:
+    elif not problems.groups:  # ids out of order, or bad times, would only make more complaints
         check_order(columns.time, starts, columns.lines, problems, lambda i: where(i, roles.time))
     role_columns = {"id": roles.id, "time": roles.time}
     if columns.has_dates:
@@ -206,6 +221,7 @@ def sheet_from_columns(
         stamps=columns.stamps,
         notes=tuple(notes),
         columns=role_columns,
+        shape=shape,
     )
     return refuse_bad_values(sheet, options, problems)
 
@@ -236,6 +252,31 @@ def split_by_id(
             )
         seen.add(name)
     return starts, ids
+
+
+def name_samples(
+    column: str, columns: TableColumns, problems: Problems, where: Callable[[int, str], str]
+) -> list[str]:
+    """The name of each row: its id, which no other row has, or its number from 0.
+
+    column: the name of the id column, or "".
+    """
+    if not column:
+        return list(map(str, range(len(columns.lines))))
+    names = columns.words[column]
+    seen: set[str] = set()
+    for line, name in zip(columns.lines, names, strict=True):
+        place = where(int(line), column)
+        if not name:
+            problems.add(f"{place}: the id is missing. Fill it in.", "blank id")
+        elif name in seen:
+            problems.add(
+                f"{place}: id '{one_line(name)}' appears again, but each row is a sample of its "
+                "own. Give each its own id; sequences of rows need a recurrent network (--cell).",
+                "again",
+            )
+        seen.add(name)
+    return names
 
 
 def check_order(

@@ -275,13 +275,17 @@ def folder_within(folder: Path, run: Row) -> Path | None:
 
 
 def held_out_curve(path: Path, metric: str, faults: list[str]) -> tuple[str, Curve]:
-    """The metric and the held-out curve of a run, on the test set if there is one.
+    """The name of a metric and its held-out curve in a run, on the test set if there is one.
+
+    Without a test set the curve is that of the first split that has the metric; if none has, it is
+    empty.
 
     path: the run's folder. metric: "" takes the first one that is not the loss. What cannot be read
     adds a sentence to `faults`.
     """
     store = CurveStore()
     if os.path.lexists(path / "metrics.jsonl"):
+        # Only lines with the word are parsed, for speed; a row of another kind may have it, too.
         for row in scan_rows(path / "metrics.jsonl", faults, '"held-out"'):
             if row.get("kind") == "held-out":
                 _put_metrics(store, row)  # by (split, metric)

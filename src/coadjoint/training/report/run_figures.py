@@ -9,7 +9,8 @@ from .figures import NO_VALUES, HeatMap, LineChart, PageFigure, Probe, Scale, Va
 from .read import RunRecord
 from .text import SHARE_METRICS, Row, clean, finite_or_nan, metric_stem, parse_goal
 
-# curves that only some optimisers have; the others are shown empty, with the reason
+# Curves that only some optimisers have: the page leaves out those that a run did not record. All
+# other curves that it did not record are shown empty, with the reason.
 OPTIONAL_CURVES = ("rate", "distance", "share", "damping", "cg")
 PENALTY_CURVES = ("penalty", "rho")
 MAX_METRICS = 12
@@ -20,7 +21,7 @@ class CurveFigure:
     """A curve of metrics.jsonl and how it is drawn."""
 
     kind: str  # of the row: "train" or "probe"
-    key: str
+    key: str  # of the values in such a row
     title: str
     about: str
     label: str
@@ -154,9 +155,12 @@ class RunFigures:
         return chart.figure()
 
     def _is_idle(self, curve: CurveFigure) -> bool:
-        """Whether a curve is left out: of a penalty that is always 0, or of another optimiser."""
+        """Whether a curve is left out: of a penalty that is always 0, or of another optimiser.
+
+        A penalty's curve that was not recorded stays: its figure says that there is no penalty.
+        """
         is_recorded = (curve.kind, curve.key) in self.run.store
-        if curve.key in OPTIONAL_CURVES:
+        if curve.key in OPTIONAL_CURVES:  # those of certain optimisers
             return not is_recorded
         if curve.key in PENALTY_CURVES and is_recorded:
             return not self.run.store.curve(curve.kind, curve.key).values.any()

@@ -92,22 +92,27 @@ def _table_address(
 ) -> Address:
     """The address of the table with header [parts], or [[parts]] for an array of tables.
 
-    last_index: the index of the last table of each array so far; a header [[parts]] adds one.
+    In [fruit.variety], where fruit is an array of two tables so far, "fruit" means the last of
+    them: the address is ("fruit", 1, "variety"). A header [[fruit]] would begin ("fruit", 2).
+
+    last_index: the index of the last table of each array so far; [[parts]] adds one to its own.
     """
-    table: Address = ()
-    array: Address = ()
-    for part in parts:  # a name inside an array of tables means the last table so far
-        array = (*table, part)
-        table = (*array, last_index[array]) if array in last_index else array
+    table: Address = ()  # of the parts so far, with an index after each array
+    unindexed: Address = ()  # the same without the index after the last part
+    for part in parts:
+        unindexed = (*table, part)
+        table = unindexed
+        if unindexed in last_index:
+            table = (*unindexed, last_index[unindexed])
     if not is_array:
         return table
-    last_index[array] = last_index.get(array, -1) + 1
-    notes.note_key(array, line)
-    return (*array, last_index[array])
+    last_index[unindexed] = last_index.get(unindexed, -1) + 1
+    notes.note_key(unindexed, line)
+    return (*unindexed, last_index[unindexed])
 
 
 def _unquoted_key(text: str) -> str:
-    """A part of a key without quotes and escapes; as it is if it is not TOML."""
+    """A part of a key without its quotes and escapes; unchanged if the string is not valid TOML."""
     if text[0] not in "\"'":
         return text
     try:

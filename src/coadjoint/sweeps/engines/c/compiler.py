@@ -271,11 +271,15 @@ def _building(cache: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(cache: Path) -> None:
-    """Remove the folders in which processes were compiling when they were killed."""
+    """Remove the folders in which processes were compiling when they were killed.
+
+    The caller holds the cache's lock alone, so nobody is compiling in any of them now.
+    """
     for path in cache.iterdir():
         with contextlib.suppress(OSError):
             status = path.lstat()
-            # Earlier versions took no lock: their folders go only when they are a day old.
+            # Earlier versions of this package took no lock. One may be compiling right now, so
+            # their folders, known by their names, go only when they are a day old.
             is_old = OLD_STYLE.fullmatch(path.name) and status.st_mtime < time.time() - DAY
             if (is_old or path.name.startswith(BUILDING)) and stat.S_ISDIR(status.st_mode):
                 shutil.rmtree(path)

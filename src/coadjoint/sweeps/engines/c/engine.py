@@ -28,7 +28,7 @@ from ..expressions import adjoint_step, input_groups, tangent_step
 from . import compiler
 from .source import cell_source, costly_parameter_terms, pointwise_source
 
-WORK_PER_THREAD = 10_000_000  # operations; with fewer, starting a thread takes longer than it saves
+WORK_PER_THREAD = 10_000_000  # operations; a thread is not started for fewer
 MOST_THREADS = 64  # as in vectors.h
 # The arrays of struct sweep in loops.h, after its numbers. Each loop uses some of them: the
 # tangent has g for s, ga for base, mu for lam and nu for delta; the adjoint has sa for base.
@@ -245,11 +245,7 @@ def array_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
-
-    Returns x [B + N, .] with x_0 first, a [N, .], and q [N, .]: the values of cell.saved_nodes,
-    which derivatives read again; None if the cell has none.
-    """
+    """The forward loop of Engine, in C. Where no derivative reads a, it is not written."""
     cell = plan.cell
     rows = plan.rows
     loops = compiled_loops(cell, base.dtype)
@@ -279,14 +275,9 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop, from T back to 0: (lam, delta, k).
+    """The adjoint loop of Engine, in C.
 
-    delta_t   = sa_t + f_a' lam_t
-    lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
-
-    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
-    scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
-    keep: lam is read at every step; otherwise at the first alone, and two steps' room is enough.
+    keep: where lam is read at the first step alone, it has two states' rows, which take turns.
     """
     cell = plan.cell
     rows = plan.rows
@@ -314,13 +305,7 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
-
-    nu_t = ga_t + W r' m_t
-    mu_t = g_t + f_x m_t + f_a nu_t
-
-    g, ga: the directions that enter at each state and at each a_t; None for zeros.
-    """
+    """The tangent loop of Engine, in C."""
     cell = plan.cell
     loops = compiled_loops(cell, saved.x.dtype)
     d = saved.x.shape[1] // len(cell.slots)

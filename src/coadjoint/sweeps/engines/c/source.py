@@ -231,6 +231,9 @@ def pointwise_source(
 ) -> PointwiseSource:
     """The elementwise loop of `op` in C.
 
+    Terms that are the same for all rows and costly are not computed in each: the caller computes
+    them beforehand, and passes them in the array `once`.
+
     present: for each array of op.known and op.inputs, whether it is given (input_groups).
     """
     inputs: list[Array] = []
@@ -239,7 +242,8 @@ def pointwise_source(
         if not given:
             continue
         if name is None:
-            # A saved state that is only a copy of an input has no formula: the input is read.
+            # Saved values. One that is only a copy of an input is that input's node, and the input
+            # is read instead. A symbol that no formula has takes the place of the copy.
             nodes = tuple(n if n.args else symbol(f"copy.{i}.{j}") for j, n in enumerate(nodes))
         inputs.append(Array(f"in{i}_", nodes, uniform=name in op.uniform))
         if name not in op.uniform:

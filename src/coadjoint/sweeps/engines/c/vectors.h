@@ -264,8 +264,8 @@ INLINE long edge(long N, long i) { return vectors(N) * i / panels(N); }
 
 /* ---- threads ---- */
 
-/* Treat denormal numbers as zeros, and return the setting before: vanishing costates are made of them, and they take
-   a hundred times longer than zeros. */
+/* Treat denormal numbers as zeros, and return the setting before: vanishing costates are made of them, and on
+   some CPUs they take many times longer than zeros. */
 INLINE uint64_t flush_denormals(void) {
 #if defined(__SSE__)
     unsigned before = __builtin_ia32_stmxcsr();

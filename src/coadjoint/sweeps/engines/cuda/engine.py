@@ -241,15 +241,11 @@ def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
-
-    Returns x [B + N, .] with x_0 first, a [N, .], and q [N, .]: the values of cell.saved_nodes,
-    which derivatives read again; None if the cell has none.
-    """
+    """The forward loop of Engine as one kernel, or by `fused` (make_launch)."""
     cell = plan.cell
     rows = plan.rows
     launch = make_launch("forward", plan, W, base, x0.shape[1])
-    if launch is None:
+    if launch is None:  # W does not fit on the chip, or a product for each step is faster
         return fused.forward(plan, base, v, W, x0, p)
     x = launch.array(rows.B + rows.N, x0.shape[1], launch.exchanged)
     x[: rows.B] = x0
@@ -274,24 +270,20 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop, from T back to 0: (lam, delta, k).
+    """The adjoint loop of Engine as one kernel, or by `fused` (make_launch).
 
-    delta_t   = sa_t + f_a' lam_t
-    lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
-
-    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
-    scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
-    keep: whether lam is read at every step; the kernel writes all of it in either case.
+    keep is not used: the kernel writes all of lam.
     """
     rows = plan.rows
     x = saved.x
     launch = make_launch("adjoint", plan, W, x, x.shape[1])
-    if launch is None:
+    if launch is None:  # W does not fit on the chip, or a product for each step is faster
         return fused.adjoint(plan, saved, W, s, s_last, sa, link, scaled, keep, k_last)
     parts = launch.geometry.parts
     lam = launch.array(rows.B + rows.N, x.shape[1])
     delta = launch.array(rows.N, saved.a.shape[1], launch.exchanged)
-    # tops: the largest exponent of each block's part, which blocks exchange; -1: not written yet.
+    # tops: the largest exponent of each block's part of lam_t, which blocks exchange. Kernels add
+    # 4096 to it, so that it is never negative: -1 means not written yet.
     # k_sources, k_end: the exponents of the sources s and s_last 2^k_last.
     k = tops = k_sources = k_end = None
     if scaled:
@@ -301,8 +293,9 @@ def adjoint(
         if k_last is None:
             k_last = torch.zeros(rows.B, dtype=torch.int32, device=x.device)
         if s_last is not None:
-            e = exponent(s_last)
-            k_end = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k_last).int()
+            k_mantissa = exponent(s_last)
+            is_zero = k_mantissa == NO_EXPONENT
+            k_end = torch.where(is_zero, NO_EXPONENT, k_mantissa + k_last).int()
         if s is not None:
             k_sources = exponent(s).int()
     launch.run(
@@ -338,21 +331,15 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
-
-    nu_t = ga_t + W r' m_t
-    mu_t = g_t + f_x m_t + f_a nu_t
-
-    g, ga: the directions that enter at each state and at each a_t; None for zeros.
-    """
+    """The tangent loop of Engine as one kernel, or by `fused` (make_launch)."""
     rows = plan.rows
     x = saved.x
     launch = make_launch("tangent", plan, W, x, x.shape[1])
-    if launch is None:
+    if launch is None:  # W does not fit on the chip, or a product for each step is faster
         return fused.tangent(plan, saved, W, g, ga, link)
     mu = launch.array(rows.B + rows.N, x.shape[1], launch.exchanged)
     nu = launch.array(rows.N, saved.a.shape[1])
-    mu[: rows.B] = 0 if g is None else g[: rows.B]
+    mu[: rows.B] = 0 if g is None else g[: rows.B]  # mu_0
     launch.run(
         "tangent",
         (g is not None, ga is not None, link is not None),

@@ -60,7 +60,8 @@ _FUNCTIONS = (
     "signum(real a) { return a > 0 ? real(1) : a < 0 ? real(-1) : a; }",
 )
 FUNCTIONS = "\n" + "".join(f"__device__ __forceinline__ real {f}\n" for f in _FUNCTIONS)
-# The first row of an array at a step, less the sample: in step arrays, and in state arrays.
+# The row of a step's first sample, in C++: "step" in a step array [N, .]; "before" and "after" in
+# a state array [B + N, .], for x_{t-1} and x_t. A state array has B rows more, those of x_0.
 FIRST_ROW = {"step": "m.after - a.B", "before": "m.before", "after": "m.after"}
 
 
@@ -68,10 +69,10 @@ FIRST_ROW = {"step": "m.after - a.B", "before": "m.before", "after": "m.after"}
 class StepInput:
     """A value that is read at every step for each unit: where it lies in the arguments."""
 
-    array: str
+    array: str  # its name in the struct Args of arguments.cuh
     width: int  # entries of a row, in units of d; 0: one number for each sample
-    entry: int
-    time: str  # "step", "before" or "after"
+    entry: int  # which of them
+    time: str  # "step", "before" or "after": the row, see FIRST_ROW
 
     def __str__(self) -> str:
         """The value as a C++ expression, for the arguments a, the item m and its entry y."""
@@ -111,12 +112,18 @@ class KernelSource:
     def add_saved(
         self, expressions: Iterable[Node], moving: Iterable[Node], name: str
     ) -> dict[Node, str]:
-        """Have the saved values read that the expressions need; return what each node is called.
+        """Add to the inputs what the forward loop has saved and the expressions need.
 
-        moving: what changes from step to step inside the loop, and is not read. name: the C++
-        array of the values read, whose entries the nodes are called.
+        Returns the C++ name of each node that is read, name[number of the input], and of the
+        cell's parameters.
+
+        expressions: what a function of this kernel computes. moving: nodes such as lam or mu that
+        the kernel's own loop carries from step to step, and that are not read. name: of the C++
+        array that holds the inputs of a step.
         """
         cell = self.cell
+        # Where the values lie that need not be computed again: x_t, a_t, v_t, x_{t-1}, and q_t,
+        # the other saved ones.
         places: dict[Node, StepInput] = {}
         for node, place in zip(cell.next, step_inputs("X", len(cell.slots), "after"), strict=True):
             if node.args:  # a next state that is a copy of an input is read as that input
@@ -130,13 +137,14 @@ class KernelSource:
         for nodes, array, time in groups:
             places.update(zip(nodes, step_inputs(array, len(nodes), time), strict=True))
         names = {}
+        # The walk ends at values that are read or carried: what they are made of is not needed.
         for node in walk(list(expressions), frozenset([*places, *moving])):
             if node in places:
                 names[node] = f"{name}[{self.add_input(places[node])}]"
         return names | self.parameters()
 
     def parameters(self) -> dict[Node, str]:
-        """What the cell's parameters are called."""
+        """The C++ names of the cell's per-unit parameters: p[0], p[1], ..."""
         return indexed_names("p", self.cell.p)
 
     def add_function(
@@ -159,7 +167,10 @@ class KernelSource:
         self.functions.append(f"{head} {{\n{body}\n}}")
 
     def define_flags(self, name: str, used: Sequence[bool]) -> None:
-        """Define the macro name(s): whether slot s is used, a bit of a number that has one each."""
+        """Define the C++ macro name(s): 1 if used[s], else 0, for the slots s of a state.
+
+        The flags are the bits of one number.
+        """
         mask = sum(1 << i for i, on in enumerate(used) if on)
         self.defined[f"{name}(s)"] = f"(({mask} >> (s)) & 1)"
 
@@ -196,7 +207,12 @@ def indexed_names(name: str, nodes: Sequence[Node]) -> dict[Node, str]:
 
 
 def forward_source(cell: Cell) -> KernelSource:
-    """What the forward kernel needs: the functions `next` (f) and `read` (r), and its inputs."""
+    """What the forward kernel needs: two functions, the inputs of each step, and macros.
+
+    next(g, v, x, p, z, q)  z = f(a, v, x, p), a being called g, and q = the values to be saved
+    read(x, q)              q = r(x), what W reads
+    READS_SLOT(s)           whether r depends on slot s of x, which is loaded only then
+    """
     source = KernelSource(cell)
     source.inputs += step_inputs("BASE", len(cell.gates), "step")
     source.inputs += step_inputs("V", len(cell.v), "step")
@@ -217,10 +233,13 @@ def forward_source(cell: Cell) -> KernelSource:
 def adjoint_source(
     cell: Cell, has_s: bool, has_last: bool, has_sa: bool, has_link: bool, scaled: bool
 ) -> KernelSource:
-    """What the adjoint kernel needs: `pull` (f_a' lam, f_x' lam), `pull_read` (r' rbar), inputs.
+    """What the adjoint kernel needs: two functions, the inputs of each step, and macros.
 
-    has_s .. has_link: which of s, s_last, sa and link are given. scaled: lam has exponents. The
-    macros FIRST_... say where among the inputs of a step those of s, sa and link begin.
+    pull(lam, y, p, del, kept)    del = f_a' lam, kept = f_x' lam; y: the inputs of the step
+    pull_read(rbar, y, p, back)   back = r'(x)' rbar, for rbar = W' del
+    FIRST_S, _SA, _LINK           where among the inputs of a step those of s, sa and link begin
+
+    has_s .. has_link: which of s, s_last, sa and link are given. scaled: lam has exponents.
     """
     source = KernelSource(cell)
     e = adjoint_step(cell)
@@ -261,10 +280,15 @@ def adjoint_source(
 
 
 def tangent_source(cell: Cell, has_g: bool, has_ga: bool, has_link: bool) -> KernelSource:
-    """What the tangent kernel needs: `change` (f_x mu + f_a nu), `along` (r' mu), and its inputs.
+    """What the tangent kernel needs: three functions, the inputs of each step, and macros.
 
-    `along_at` is `along` for a state at hand instead of the inputs of a step. has_g, has_ga,
-    has_link: which of these are given. FIRST_... say where among the inputs theirs begin.
+    change(mu, nu, y, p, z)   z = f_x mu + f_a nu; y: the inputs of the step
+    along(mu, y, q)           q = r'(x) mu, of the state x among the inputs
+    along_at(mu, x, q)        the same for a state x that is at hand
+    ALONG_SLOT(s), _STATE(s)  whether r'(x) mu depends on slot s of mu, of x
+    FIRST_S, _SA, _LINK       where among the inputs of a step those of g, ga and link begin
+
+    has_g, has_ga, has_link: which of these are given.
     """
     source = KernelSource(cell)
     e = tangent_step(cell)
@@ -323,8 +347,9 @@ def kernel_source(
 ) -> tuple[str, int]:
     """A kernel's source, and the bytes of shared memory it takes.
 
-    g, d: how the network lies on the chip, and its units. uniform: all samples have one length.
-    options: those of the function in SOURCES, after the cell.
+    name: "forward", "adjoint" or "tangent". g, d: how the network lies on the chip, and its units.
+    uniform: all samples have one length. options: those of the function in SOURCES, after the
+    cell.
     """
     size = dtype.itemsize
     is_double = dtype == torch.float64
@@ -333,9 +358,11 @@ def kernel_source(
     assert placement is not None
     tile = placement.shape
     entries = -(-g.rows * g.units // (32 * g.warps))  # of an item, for each thread
-    # Few inputs, and steps that wait for nobody: they are fetched three steps ahead. More than
-    # eight values at a time would take too many registers.
+    # Few inputs, and steps that wait for nobody: they are fetched three steps ahead. They wait in
+    # registers, so this is done for at most eight values a step.
     is_light = g.blocks == 1 and g.parts == 1 and entries * len(source.inputs) <= 8
+    # In the templates: KC .. WK and KEEP, what a thread has of W (Tile, WeightPlacement); U units
+    # and P parts, R samples and BLOCKS items (Geometry); AHEAD, steps whose inputs are fetched.
     source.defined |= {
         "KC": tile.KC,
         "CC": tile.CC,

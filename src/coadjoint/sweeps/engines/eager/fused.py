@@ -72,11 +72,7 @@ class SavedSteps(NamedTuple):
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p).
-
-    Returns x [B + N, .] with x_0 first, a [N, .], and q [N, .]: the values of cell.saved_nodes,
-    which derivatives read again; None if the cell has none.
-    """
+    """The forward loop of Engine: each step is a product with W and one fused operation."""
     cell = plan.cell
     rows = plan.rows
     op = step_operation(cell)
@@ -198,14 +194,9 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop, from T back to 0: (lam, delta, k).
+    """The adjoint loop of Engine; exponents are shared by up to STEPS_PER_EXPONENT steps.
 
-    delta_t   = sa_t + f_a' lam_t
-    lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
-
-    s, sa: sources of the states and of a; s_last 2^k_last: source of each sample's last state.
-    scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
-    keep: not used here, lam is kept at every step.
+    keep is not used: all of lam is kept.
     """
     cell = plan.cell
     rows = plan.rows
@@ -262,13 +253,7 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    """The tangent loop, from 0 to T: (mu, nu), with m_t = link_t mu_{t-1}.
-
-    nu_t = ga_t + W r' m_t
-    mu_t = g_t + f_x m_t + f_a nu_t
-
-    g, ga: the directions that enter at each state and at each a_t; None for zeros.
-    """
+    """The tangent loop of Engine: each step is a product with W and one fused operation."""
     cell = plan.cell
     rows = plan.rows
     if not tangent_step(cell).uses_W:  # what W reads is constant: no direction goes through it

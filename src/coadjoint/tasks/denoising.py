@@ -1,0 +1,87 @@
+"""Denoising: samples are restored from their noisy copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError, real
+from ..objectives.batch import Batch
+from .task import Collection, Samples, Scores, rng
+
+
+class Denoising(Collection):
+    """Restore each sample x [inputs] from x + noise, for an autoencoder.
+
+    name   of the task
+    clean  the samples of each split, x [N, inputs]; their targets, if any, are not used
+    noise  the standard deviation of the Gaussian noise on each entry; 0 for none
+
+    A training step draws new noise, which depends on (seed, step) alone. That of held-out sets is
+    fixed, so that their metrics can be compared between steps and runs. The loss is the squared
+    error, summed over entries; the metric "mse" is its mean per entry.
+
+    Example:
+        >>> import numpy as np
+        >>> import coadjoint as co
+        >>> task = co.tasks.Denoising("ramps", {"train": co.tasks.Samples(np.eye(4))}, noise=0.1)
+        >>> batch = task.batch(step=0, size=3, seed=1)
+        >>> batch.u.shape, bool((batch.u - batch.y).abs().max() < 0.5)
+        (torch.Size([3, 4]), True)
+    """
+
+    output = "identity"
+    loss = "squared"
+    metric = "mse"
+    lower = True
+
+    def __init__(self, name: str, clean: Mapping[str, Samples], noise: float = 0.2) -> None:
+        self.name = name
+        self.noise = float(real("noise", noise, least=0))
+        sets = {}
+        for split, samples in clean.items():
+            x = samples.x
+            if x.ndim != 2:
+                raise InputError(
+                    f"denoising takes samples [N, inputs]; got {list(x.shape)} for '{split}'."
+                )
+            noisy = add_noise(x, self.noise, rng(0, "noise", split))
+            sets[split] = Samples(noisy, x, samples.ids)
+        super().__init__(sets)
+        self.inputs = sets["train"].x.shape[1]
+        self.outputs = self.inputs
+        self.shape = (self.inputs,)
+
+    def batch(self, step: int, size: int, seed: int) -> Batch:
+        """Return training batch number `step` with the noise of this step."""
+        batch = super().batch(step, size, seed)
+        noisy = add_noise(batch.y.numpy(), self.noise, rng(seed, "noise", step))
+        return replace(batch, u=torch.from_numpy(noisy))
+
+    def score(self, a: Tensor, batch: Batch) -> Scores:
+        """Return the squared error of all entries."""
+        error = a.detach().double() - batch.y.to(a.device).double()
+        return {"mse": (float(error.square().sum()), float(error.numel()))}
+
+    def baseline(self) -> dict[str, float]:
+        """Return the metrics of the mean of the training samples, on the last held-out set."""
+        split = self.splits[-1] if self.splits else "train"
+        mean = self._clean("train").mean(0, dtype=np.float64)
+        mse = float(np.square(self._clean(split) - mean).mean())
+        return {"loss": mse * self.inputs, "mse": mse}
+
+    def _clean(self, split: str) -> np.ndarray:
+        """Return the samples of a split without noise."""
+        clean = self.sets[split].y
+        assert isinstance(clean, np.ndarray)
+        return clean
+
+
+def add_noise(x: np.ndarray, noise: float, draw: np.random.Generator) -> np.ndarray:
+    """Return x plus Gaussian noise of standard deviation `noise`, in the type of x."""
+    noisy: np.ndarray = x + noise * draw.standard_normal(x.shape)
+    return noisy.astype(x.dtype)

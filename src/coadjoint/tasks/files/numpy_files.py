@@ -1,0 +1,168 @@
+"""Arrays in .npy and .npz files, checked before they are read. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import io
+import math
+import warnings
+import zipfile
+from dataclasses import dataclass
+from typing import IO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from ...errors import DataError, error_text, one_line
+from .sheet import Options
+from .source import LoadedFile, refuse_if_too_large
+
+
+@dataclass(frozen=True)
+class ExpectedArray:
+    """What an array must be.
+
+    kinds     the accepted dtypes: f for numbers, i for whole numbers, U for text
+    dims      the accepted numbers of dimensions
+    shape     what it should be, in words
+    """
+
+    kinds: str
+    dims: tuple[int, ...]
+    shape: str
+
+    def accepts(self, dtype: np.dtype) -> bool:
+        """Whether entries of this dtype can be used."""
+        # Neither records, nor arrays in entries, nor numbers that a double cannot hold.
+        if dtype.names or dtype.shape or (dtype.kind == "f" and dtype.itemsize > 8):
+            return False
+        if dtype.kind in "iu" and "i" in self.kinds:
+            return True
+        if dtype.kind == "U":
+            return "U" in self.kinds
+        return dtype.kind in "fiub" and "f" in self.kinds
+
+    def describe_kinds(self) -> str:
+        """The accepted dtypes, in words."""
+        words = {"f": "float, integer or boolean", "U": "text", "i": "integer"}
+        return " or ".join(words[kind] for kind in self.kinds)
+
+
+def read_archive(
+    source: LoadedFile, expected: dict[str, ExpectedArray], needed: str, options: Options
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """(the arrays of an .npz file by name, notes on those left out).
+
+    expected: the arrays that are read; the first must be there. needed: it in words. To predict
+    the next step y is not read.
+    """
+    archive = open_archive(source)
+    infos = archive.infolist()
+    names = [info.filename.removesuffix(".npy") for info in infos]
+    if len(set(names)) != len(names):
+        raise DataError(
+            f"{source.path}: an array appears twice in the archive. Write it again with "
+            "numpy.savez."
+        )
+    members = {name: info for name, info in zip(names, infos, strict=True) if name in expected}
+    if next(iter(expected)) not in members:
+        found = ", ".join(map(one_line, names[:12])) or "no arrays"
+        raise DataError(f"{source.path} holds {found}; expected {needed}.")
+    # Sizes are checked before anything is unpacked: of all arrays together against max_bytes (with
+    # the packed size left out of it), and of each also against its packed size.
+    need = sum(info.file_size for info in members.values())
+    refuse_if_too_large(source.path, "", need, need, options.max_bytes)
+    for name, info in members.items():
+        place = f"{source.path}: '{name}'"
+        refuse_if_too_large(place, "", info.file_size, info.compress_size, options.max_bytes)
+    arrays = {}
+    for name, info in members.items():
+        if options.kind == "next" and name == "y":
+            continue
+        place = f"{source.path} array '{name}'"
+        try:
+            with archive.open(info) as file:
+                arrays[name] = read_array(file, info.file_size, place, expected[name])
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{source.path}: array '{name}' is damaged: {error_text(error, 80)}. Write it "
+                "again."
+            ) from None
+    left_out = [name for name in names if name not in expected]
+    return arrays, tuple(f"array '{one_line(name)}' is left out" for name in left_out)
+
+
+def open_archive(source: LoadedFile) -> zipfile.ZipFile:
+    """The zip archive that an .npz file is."""
+    try:
+        return zipfile.ZipFile(io.BytesIO(source.data))
+    except Exception as error:  # zipfile raises all kinds of errors for a damaged file
+        content = f"is not a complete zip archive ({error_text(error, 80)})"
+        known = source.magic()
+        if known and "zip" not in known[0]:
+            content = f"holds {known[0]}"
+        raise DataError(
+            f"{source.path} is named .npz but {content}. Write it with numpy.savez."
+        ) from None
+
+
+def read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """(shape, whether it is in Fortran order, dtype) of an array; its values come next."""
+    headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            version = npy.read_magic(file)
+            if version not in headers:
+                raise ValueError(f"format {version[0]}.{version[1]}, expected 1.0 or 2.0")
+            return headers[version](file)
+    except zipfile.BadZipFile:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{name} is not a NumPy array: {error_text(error, 80)}. Write it with numpy.save or "
+            "numpy.savez."
+        ) from None
+
+
+def read_checked_header(
+    file: IO[bytes], size: int, name: str, expected: ExpectedArray
+) -> tuple[tuple[int, ...], str, np.dtype]:
+    """(shape, order "C" or "F", dtype) of a usable array, before anything is allocated.
+
+    size: the bytes of the file.
+    """
+    shape, is_fortran, dtype = read_header(file, name)
+    if dtype.hasobject:
+        raise DataError(
+            f"{name} contains Python objects; not loaded. Write numbers: {expected.shape}."
+        )
+    if not expected.accepts(dtype):
+        raise DataError(
+            f"{name} has dtype {one_line(dtype)} and shape {shape}; expected "
+            f"{expected.describe_kinds()} numbers of at most 64 bits."
+        )
+    if len(shape) not in expected.dims or any(length < 0 for length in shape):
+        raise DataError(
+            f"{name} has {len(shape)} dimensions, shape {shape}; expected {expected.shape}."
+        )
+    need = math.prod(shape) * dtype.itemsize
+    bytes_left = size - file.tell()
+    if need != bytes_left:
+        raise DataError(
+            f"{name}: the header says shape {shape} of {dtype}, {need:,} bytes, but the file has "
+            f"{bytes_left:,}. It is cut off or damaged."
+        )
+    if not need:
+        raise DataError(f"{name} is empty: shape {shape}; expected {expected.shape}.")
+    return shape, "F" if is_fortran else "C", dtype
+
+
+def read_array(file: IO[bytes], size: int, name: str, expected: ExpectedArray) -> np.ndarray:
+    """A whole array, in this machine's byte order; size: the bytes of the file."""
+    shape, order, dtype = read_checked_header(file, size, name, expected)
+    need = math.prod(shape) * dtype.itemsize
+    flat = np.frombuffer(file.read(need), dtype=dtype)
+    values = flat.reshape(shape, order=order)  # type: ignore[call-overload]
+    return np.ascontiguousarray(values, dtype=dtype.newbyteorder("="))
