@@ -605,7 +605,10 @@ REFUSALS = {
         lambda: co.maps.Dense(3, 4)(torch.zeros(2, 5)),
         r"reads x \[B, 3\]; got \[2, 5\]",
     ),
-    "x of another type": (lambda: co.maps.Dense(3, 4)(x3.double()), r"x is float64"),
+    "x of another type": (
+        lambda: co.maps.Dense(3, 4)(x3.double()),
+        r"x is torch.float64, W torch.float32",
+    ),
     "x of Conv": (lambda: co.maps.Conv(2, 4, 3)(image), r"reads x \[B, 2, rows, columns\]; got"),
     "a small image": (lambda: co.maps.Conv(1, 4, 7)(image), "larger than the image"),
     "a small region": (lambda: co.maps.MaxPool(7)(image), "at least 7 x 7 places; got"),
@@ -646,6 +649,10 @@ REFUSALS = {
         lambda: co.maps.Tied(co.maps.Dense(3, 4), through_numpy),
         "torch cannot differentiate tau",
     ),
+    "tau that is detached": (
+        lambda: co.maps.Tied(co.maps.Dense(3, 4), lambda W: W.detach().T),
+        "torch cannot differentiate tau",
+    ),
     "tau_adjoint": (
         lambda: co.maps.Tied(co.maps.Dense(3, 4), tau_adjoint=not_the_adjoint),
         "not the adjoint of tau",
@@ -672,6 +679,10 @@ REFUSALS = {
     "no map": (lambda: co.maps.Composed(), "at least one map"),
     "not a map": (lambda: co.maps.Composed(torch.tanh), "a map is a module"),
     "two outputs": (lambda: co.maps.pull(Pair(), x3, x3), "returned tuple"),
+    "a transform": (
+        lambda: torch.func.vmap(lambda w: co.maps.pull(nn.Tanh(), x3[:1], w[None]))(x3),
+        "torch.func's transforms",
+    ),
     "in place": (lambda: co.maps.pull(nn.ReLU(inplace=True), x3, x3), "inplace=False"),
     "dtype": (lambda: co.maps.Dense(3, 4, dtype=torch.float16), "float32 or float64"),
     "no forward": (lambda: co.maps.Map()(x3), "Map has no forward"),
@@ -692,6 +703,27 @@ def test_a_map_that_works_in_place_leaves_x_as_it_was():
     with pytest.raises(co.Unsupported):
         co.maps.pull(nn.ReLU(inplace=True), x, x)
     assert (x == -1).all()
+
+
+def test_formulas_work_inside_torchs_transforms():
+    torch.manual_seed(0)
+    source = co.maps.Dense(3, 8, dtype=DOUBLE)
+    f = co.maps.Composed(
+        co.maps.Conv(1, 2, 3, activation="tanh", dtype=DOUBLE),
+        co.maps.MaxPool(2),
+        co.maps.Flatten(),
+        co.maps.Residual(co.maps.Dense(8, 8, dtype=DOUBLE)),
+        co.maps.Tied(source, lambda W: 2 * W.T),
+        co.maps.LogSoftmax(),
+    )
+    x = torch.randn(4, 1, 6, 6, dtype=DOUBLE)
+    J = torch.func.vmap(lambda w: f.pull(x, w.expand(4, 3)))(torch.eye(3, dtype=DOUBLE))
+    expected = torch.func.vmap(torch.func.jacrev(lambda x_j: f(x_j[None])[0]))(x)
+    close(J.transpose(0, 1), expected, TOLERANCE)
+    w = torch.randn(4, 3, dtype=DOUBLE)
+    rows = torch.func.vmap(lambda x_j, w_j: f.pull_parameters(x_j[None], w_j[None]))(x, w)
+    summed = {name: gradient.sum(0) for name, gradient in rows.items()}
+    close(summed, f.pull_parameters(x, w), TOLERANCE)
 
 
 def test_checking_tau_draws_no_random_numbers():
