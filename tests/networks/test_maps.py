@@ -698,6 +698,43 @@ def test_refusals_say_what_was_expected(name):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_product_refuses_what_does_not_fit(kind):
+    f, _, x, v, w = case(kind, 2)
+    calls = {
+        "v": [
+            lambda v: co.maps.push(f, x, v),
+            lambda v: co.maps.bend(f, x, v, w),
+            lambda v: co.maps.bend_parameters(f, x, v, w),
+        ],
+        "w": [
+            lambda w: co.maps.pull(f, x, w),
+            lambda w: co.maps.pull_parameters(f, x, w),
+            lambda w: co.maps.bend(f, x, v, w),
+            lambda w: co.maps.bend_parameters(f, x, v, w),
+        ],
+        "x": [
+            lambda x: co.maps.push(f, x, v),
+            lambda x: co.maps.pull(f, x, w),
+            lambda x: co.maps.pull_parameters(f, x, w),
+            lambda x: co.maps.bend(f, x, v, w),
+            lambda x: co.maps.bend_parameters(f, x, v, w),
+        ],
+    }
+    good = {"v": v, "w": w, "x": x}
+    for name in ("v", "w"):
+        for call in calls[name]:
+            with pytest.raises(co.InputError, match=f"{name} must have the shape of"):
+                call(good[name][None])
+            with pytest.raises(co.KindError, match=f"{name} is torch.float32"):
+                call(good[name].float())
+    for call in calls["x"]:
+        with pytest.raises(co.CoadjointError):
+            call(x.long())
+        with pytest.raises(co.KindError, match="must be a tensor; got ndarray"):
+            call(x.numpy())
+
+
 def test_a_map_that_works_in_place_leaves_x_as_it_was():
     x = torch.full((2, 3), -1.0)
     with pytest.raises(co.Unsupported):
