@@ -611,6 +611,7 @@ REFUSALS = {
     ),
     "x of Conv": (lambda: co.maps.Conv(2, 4, 3)(image), r"reads x \[B, 2, rows, columns\]; got"),
     "a small image": (lambda: co.maps.Conv(1, 4, 7)(image), "larger than the image"),
+    "a narrow image": (lambda: co.maps.Conv(1, 4, (3, 7))(image), "larger than the image"),
     "a small region": (lambda: co.maps.MaxPool(7)(image), "at least 7 x 7 places; got"),
     "x of AvgPool": (lambda: co.maps.AvgPool(2)(x3), r"got \[2, 3\]"),
     "x of Flatten": (lambda: co.maps.Flatten()(torch.zeros(3)), r"got \[3\]"),
@@ -655,6 +656,14 @@ REFUSALS = {
     ),
     "tau_adjoint": (
         lambda: co.maps.Tied(co.maps.Dense(3, 4), tau_adjoint=not_the_adjoint),
+        "not the adjoint of tau",
+    ),
+    "tau_adjoint of another shape": (
+        lambda: co.maps.Tied(co.maps.Dense(3, 4), tau_adjoint=lambda G: G),
+        "not the adjoint of tau",
+    ),
+    "tau_adjoint of no matrix": (
+        lambda: co.maps.Tied(co.maps.Dense(3, 4), tau_adjoint=lambda G: 3),
         "not the adjoint of tau",
     ),
     "tau_adjoint's kind": (
@@ -761,6 +770,24 @@ def test_formulas_work_inside_torchs_transforms():
     rows = torch.func.vmap(lambda x_j, w_j: f.pull_parameters(x_j[None], w_j[None]))(x, w)
     summed = {name: gradient.sum(0) for name, gradient in rows.items()}
     close(summed, f.pull_parameters(x, w), TOLERANCE)
+
+
+def test_padding_makes_room_for_a_filter():
+    assert co.maps.Conv(1, 2, 7, padding=1)(image).shape == (2, 2, 2, 2)
+    assert co.maps.Conv(1, 2, (8, 6), padding=(1, 0))(image).shape == (2, 2, 1, 1)
+
+
+def test_a_given_adjoint_of_tau_is_used():
+    calls = []
+
+    def adjoint(G):
+        calls.append(G)
+        return G.T
+
+    f = co.maps.Tied(co.maps.Dense(3, 4), lambda W: W.T, tau_adjoint=adjoint)
+    calls.clear()
+    f.pull_parameters(torch.zeros(2, 4), torch.zeros(2, 3))
+    assert len(calls) == 1
 
 
 def test_checking_tau_draws_no_random_numbers():
