@@ -117,7 +117,7 @@ CSV = {
         {"target": ("b",), "features": ("a", "b"), "kind": "regress"},
         ["'b' is both the target and an input"]),
     "features absent": ("id,a,b\nx,1,2\n", NEXT | {"features": ("a", "c")},
-        ["missing columns: 'c'", "extra columns: 'b'"]),
+        ["column 'c' is missing. The model needs: 'a', 'c'.", "Not needed: 'b'."]),
     "numbers as target": ("id,a,target\nx,1,2\nx,1,3\n", {},
         ["column 'target'", "--kind classify", "--kind regress"]),
     "numbers and words as target": ("id,a,target\nx,1,2\nx,1,up\n", {},

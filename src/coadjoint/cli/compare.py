@@ -36,6 +36,7 @@ from .progress import ProgressReporter
 def compare(
     what: Optional[list[str]] = typer.Argument(
         None,
+        metavar="TASK",
         help="tasks, each with its settings: 'addition length=100'; or the folders of existing "
         "runs",
     ),

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ..errors import CoadjointError, ConfigError, StorageError, choose
 from ..training import files, schemas, settings
 from ..training.report.comparison import BUDGETS
-from ..training.signals import Interrupted, handling_stop_signals
+from ..training.signals import Interrupted, describe_interruption, handling_stop_signals
 from . import build, schema
 from . import flags as setting_flags
 from .flags import KeyValues, SectionValues
@@ -337,8 +337,8 @@ def run_all(folder: Path, jobs: int, report: Report = report_nothing) -> KeyValu
     collect(folder, content)
     if signals:
         raise Interrupted(
-            f"{signal.Signals(signals[0]).name}: every run was saved. Resume with: coadjoint "
-            f"resume {shlex.quote(str(folder))}"
+            f"{describe_interruption(signal.Signals(signals[0]).name)}; every run was saved. "
+            f"Resume with: coadjoint resume {shlex.quote(str(folder))}"
         )
     return content
 
