@@ -228,6 +228,8 @@ def resume(
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")
+        if not quiet:
+            print_escaped(f"Resuming {run}, a comparison.")
         run_comparison(run, jobs, quiet)
         return
     if jobs is not None:
