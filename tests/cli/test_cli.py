@@ -185,7 +185,7 @@ REFUSED = [
     (
         "train xor --deep 3,x",
         2,
-        "--deep: must be a whole number from 1 to 2147483647 or a list of them; got [3, 'x'].",
+        "--deep: must be a positive whole number or a list of them; got [3, 'x'].",
     ),
     ("train xor --layers 0", 2, "--layers: must be a whole number from 1 to 1000; got 0."),
     ("train xor --beta x --readout tilted", 2, "--beta: must be a number; got 'x'."),

@@ -845,7 +845,7 @@ def test_a_signal_saves_and_says_how_to_resume(learner, tmp_path):
             yield pair
 
     with pytest.raises(
-        signals.Interrupted, match=r"SIGINT: saved at step 24. Resume with: coadjoint resume"
+        signals.Interrupted, match=r"Interrupted; saved at step 24. Resume with: coadjoint resume"
     ):
         begun("gru", learner, folder, stream=until(23))
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"

@@ -363,7 +363,7 @@ class RunFolder:
         """Save a run that a signal stopped; returns the error to raise, which says how to go on."""
         how = describe_interruption(signal_name)
         if self.path is None:
-            return Interrupted(f"{how} at step {run.step}: nothing is saved without a run folder.")
+            return Interrupted(f"{how} at step {run.step:,}. {self.resume_hint}")
         run.save()
         self.write_result(run.result("interrupted", f"{signal_name} at step {run.step}"))
         return Interrupted(f"{how}; saved at step {run.step:,}. {self.resume_hint}")
