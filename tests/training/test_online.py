@@ -1108,7 +1108,7 @@ def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
         (["d.csv", "--target", "yy"], 3, "there is no column 'yy' for --target. Did you mean 'y'?"),
         (["d.csv", "--target", "y"], 3, "d.csv:2 column 'state': \"down\" is not a number"),
         (["d.csv", "--target", "y", "--learner", "bptt"], 2,
-            "unknown learner 'bptt'; Known: rtrl, truncated"),
+            "unknown learner 'bptt'. Known: rtrl, truncated"),
         (["d.csv", "--target", "y", "--config", "b.toml"], 2,
             "--learner must be rtrl or truncated; got 'bptt'"),
         (["d.csv", "--target", "y", "--learner", "truncated"], 2, "--learner truncated needs --k1"),

@@ -319,7 +319,8 @@ def test_the_same_folder_gives_the_same_page(run_folder):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"status": "finished", "success": False}, "Finished 3 steps, without reaching accuracy ≥ 1"),
+        ({"status": "finished", "success": False},
+            "Finished 3 steps, without reaching accuracy ≥ 1"),
         ({"status": "finished", "success": False, "goal": None}, "Finished 3 steps method"),
         ({"status": "early-stopped", "success": False, "reason": "no progress"},
             "Stopped early at step 3, without reaching accuracy ≥ 1: no progress"),

@@ -172,6 +172,8 @@ def train(
     """
     from ..training.run_folder import RunFolder
 
+    if task is not None and Path(task).is_file():
+        raise ConfigError(f"{task} is a file, not a built-in task: pass it with --train {task}")
     job = build.build(config_from_command(task, config, flags))
     place = out or next_free_folder(job.config.task.name or Path(str(job.config.data.train)).stem)
     folder = RunFolder(place, settings_writer(job))
