@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import StorageError
+from ..metric_names import metric_label
 from .curves import Curve
 from .read import as_mapping, as_mappings, read_mapping
 from .text import (
@@ -170,7 +171,7 @@ class TaskRows:
         if budgets:
             heads.append("gradients to success")
         heads.append(words.seconds)
-        heads.append(words.metric.format(metric or self.metric or "metric"))
+        heads.append(words.metric.format(metric_label(metric or self.metric or "metric")))
         return heads, [self._cells(row, words, settings, budgets) for row in self.rows]
 
     def _differing_settings(self) -> list[str]:

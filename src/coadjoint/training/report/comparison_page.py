@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from ..metric_names import metric_label, metric_stem
 from .comparison import PAGE, Comparison, TaskRows, success_share, successful_runs
 from .curves import Curve
 from .figures import Dot, LineChart, PageFigure, ValueAxis, dot_figure
@@ -20,7 +21,6 @@ from .text import (
     duration,
     finite_or_nan,
     finite_values,
-    metric_stem,
     parse_goal,
     short_number,
 )
@@ -260,7 +260,7 @@ class TaskFigures:
     @property
     def _measure(self) -> str:
         """The metric in titles and labels."""
-        return clean(self.metric or "metric")
+        return clean(metric_label(self.metric or "metric"))
 
     @property
     def _is_crowded(self) -> bool:

@@ -14,8 +14,9 @@ import numpy as np
 
 from ...errors import CoadjointError, MissingError, StorageError, check_path
 from .. import files, schemas, settings, storage
+from ..metric_names import metric_label, metric_stem
 from .curves import TRAINING_KEYS, Curve, CurveStore
-from .text import Row, clean, duration, finite_or_nan, metric_stem, parse_goal, plural, short_number
+from .text import Row, clean, duration, finite_or_nan, parse_goal, plural, short_number
 
 MAX_FILE_BYTES = 200_000_000  # of a file that is read at once
 MAX_LINE_BYTES = 4 << 20  # of a line of a file that is read line by line
@@ -212,7 +213,7 @@ class RunRecord:
         for key in self.store:
             if key[0] == "held-out" and metric_stem(key[2]) == stem:
                 _, split, metric = key
-                curves.append(self.store.curve(*key, name=f"{metric} ({split})"))
+                curves.append(self.store.curve(*key, name=f"{metric_label(metric)} ({split})"))
         return curves
 
 

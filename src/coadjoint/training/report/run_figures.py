@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..metric_names import metric_label, metric_stem
 from .figures import NO_VALUES, HeatMap, LineChart, PageFigure, Probe, Scale, ValueAxis
 from .read import RunRecord
-from .text import SHARE_METRICS, Row, clean, finite_or_nan, metric_stem, parse_goal
+from .text import SHARE_METRICS, Row, clean, finite_or_nan, parse_goal
 
 # Curves that only some optimisers have: the page leaves out those that a run did not record. All
 # other curves that it did not record are shown empty, with the reason.
@@ -172,16 +173,17 @@ class RunFigures:
         stem: the metric without its tolerance; all tolerances share the figure.
         """
         metric, threshold, goal = parse_goal(self.run.result.get("goal"))
+        label = clean(metric_label(stem))
         extras = self._common()
         if metric_stem(metric) == stem and not math.isnan(threshold):
             extras["rules"] = [{"y": threshold, "label": f"goal: {goal}"}]
         if stem in SHARE_METRICS:
-            axis = ValueAxis(f"{clean(stem)}, share of answers", span=[0, 1])
+            axis = ValueAxis(f"{label}, share of answers", span=[0, 1])
         else:
-            axis = ValueAxis(clean(stem), "auto")
+            axis = ValueAxis(label, "auto")
         chart = LineChart(
             f"held-out-{k}",
-            f"Held-out {clean(stem)}",
+            f"Held-out {label}",
             "on sequences that are not used for training",
             axis,
             self.run.held_out(stem),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..metric_names import metric_label
 from .curves import json_numbers, thinned_indices
 from .diagnosis_page import read_diagnosis
 from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
@@ -106,8 +107,10 @@ def metric_cards(result: Row) -> dict[str, str]:
         for name, value in as_mapping(metrics).items():
             final.append((name, split, value))
     final.sort(key=lambda metric: metric[0] != goal_metric)
-    shown = final[:MAX_METRIC_CARDS]
-    return {clean(f"{name} ({split})"): short_number(value) for name, split, value in shown}
+    cards = {}
+    for name, split, value in final[:MAX_METRIC_CARDS]:
+        cards[clean(f"{metric_label(name)} ({split})")] = short_number(value)
+    return cards
 
 
 def first_and_last(run: RunRecord, key: str) -> str:

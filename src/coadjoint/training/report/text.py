@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from ..metric_names import goal_label
+
 Row = dict[str, Any]  # a JSON object
 
 HEAT_ROWS = 120  # cells of a heatmap
@@ -82,11 +84,11 @@ def duration(value: object) -> str:
 
 
 def parse_goal(text: object) -> tuple[str, float, str]:
-    """Metric, threshold and text of a goal: "right >= 1" gives ("right", 1.0, "right ≥ 1").
+    """Metric, threshold and text of a goal: "right >= 1" gives ("right", 1.0, "accuracy ≥ 1").
 
     None gives ("", nan, ""); text that is no goal, ("", nan, text).
     """
-    shown = clean(text or "").replace(">=", "≥").replace("<=", "≤")
+    shown = clean(goal_label(str(text or ""))).replace(">=", "≥").replace("<=", "≤")
     match = re.fullmatch(r"\s*(\S+)\s*[<>]=\s*([-+.\deE]+)\s*", str(text or ""))
     if match is None:
         return "", math.nan, shown
@@ -95,11 +97,6 @@ def parse_goal(text: object) -> tuple[str, float, str]:
     except ValueError:
         threshold = math.nan
     return match[1], threshold, shown
-
-
-def metric_stem(metric: str) -> str:
-    """The metric without its tolerance: "right" of "right_0.2", which share one figure."""
-    return re.sub(r"_[\d.]+$", "", metric)
 
 
 def finite_values(runs: Iterable[Row], key: str) -> list[float]:
