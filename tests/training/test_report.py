@@ -262,13 +262,13 @@ def edit(path, change):
 def test_the_page_of_a_run_shows_its_settings_and_results(run_folder):
     page = page_of(run_folder)
     for words in (
-        "temporal-order, length 100",
+        "temporal-order, length 100 · elman, 64 units · penalised, log-ratio",
         "Success at step 4,300, after 39.6 s: accuracy ≥ 1",
         "penalised, penalty log-ratio, weight 4.0",
         "4,804",
         "2 steps skipped: the gradient was not finite.",
         "coadjoint train --task temporal-order",
-        "coadjoint resume long",
+        "The run reached its goal: there is nothing left to resume.",
         "optimiser.clip 1.0",
         "symbols at t = 12 and t = 57",
         "✗ no",
@@ -928,7 +928,7 @@ def test_nothing_read_becomes_markup(tmp_path, file, path):
 
 @pytest.mark.parametrize("name", ["a b & <i>", "it's; rm -rf"])
 def test_names_of_folders_are_quoted(tmp_path, name):
-    text = page_of(write_run(tmp_path / name, **SMALL)).text
+    text = page_of(write_run(tmp_path / name, **SMALL, status="interrupted")).text
     assert f"coadjoint resume {shlex.quote(name)}" in text
 
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import re
 
+LABELS = {
+    "right": "accuracy",
+    "whole": "whole answers correct",
+    "symbols": "symbols correct",
+}
 TOLERANCE = re.compile(r"_([\d.]+)$")  # the end of a key: "right_0.2"
 
 
@@ -15,12 +20,13 @@ def metric_stem(metric: str) -> str:
 def metric_label(metric: str) -> str:
     """The name to show: "accuracy" for "right", "accuracy (within 0.2)" for "right_0.2".
 
-    Any other metric is shown by its key.
+    A metric that is not among LABELS is shown by its key.
     """
-    if metric_stem(metric) != "right":
+    stem = metric_stem(metric)
+    if stem not in LABELS:
         return metric
     tolerance = TOLERANCE.search(metric)
-    return f"accuracy (within {tolerance[1]})" if tolerance else "accuracy"
+    return f"{LABELS[stem]} (within {tolerance[1]})" if tolerance else LABELS[stem]
 
 
 def goal_label(goal: str) -> str:
