@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coadjoint.errors import CoadjointError, ConfigError, DataError, InputError, MissingError
+from coadjoint.tasks import prediction as prediction_module
 from coadjoint.tasks.data import Data
 from coadjoint.tasks.description import Description, SampleDescription
 from coadjoint.tasks.files.samples import rows_of_samples, samples_of_rows
@@ -553,7 +554,7 @@ class TestImages:
             read(pictures)
 
     def test_a_folder_holds_no_sequences(self, pictures):
-        check_refusal(lambda: Data.read(pictures), "is a directory; expected a file")
+        check_refusal(lambda: Data.read(pictures), "is a directory; expected a file", "--chain")
 
     def test_the_digest_is_of_names_and_bytes(self, pictures):
         def digest():
@@ -609,6 +610,14 @@ class TestPrediction:
             rows = list(csv.reader(file))
         assert rows[0] == ["id", "prediction y0", "prediction y1"]
         assert [row[0] for row in rows[1:]] == [str(i) for i in range(20)]
+
+    def test_batches_of_large_samples_are_small(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(prediction_module, "LARGEST_BATCH", 6)
+        x = np.random.default_rng(0).normal(size=(20, 3, 10, 10))  # each counts as three steps
+        data = read(arrays(tmp_path, x=x, y=np.arange(20) % 2), kind="classify")
+        prediction = Data.for_prediction(self.stored(data), tmp_path / "d.npz")
+        assert [len(ids) for ids, _ in prediction.batches(50)] == [2] * 10
+        assert len(list(prediction.rows(self.outputs(prediction, 2)))) == 21
 
     def test_images_need_no_class_to_be_predicted(self, pictures, tmp_path):
         data = read(pictures)

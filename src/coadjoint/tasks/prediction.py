@@ -15,7 +15,7 @@ from ..objectives.batch import Batch
 from .cutting import PreparedSheet
 from .description import Description
 from .scaling import arrange_samples
-from .task import Samples, Sequences
+from .task import LARGEST_BATCH, Samples, Sequences, steps_for_entries
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +41,13 @@ class Prediction:
         return [self.cut.name(i) for i in range(len(self))]
 
     def batches(self, n: int = 1000) -> Iterator[tuple[list[str], Batch]]:
-        """Yield (ids, batch) of at most n sequences, in the order of the file."""
+        """Yield (ids, batch) of at most n sequences, in the order of the file.
+
+        Of large samples, such as photographs, a batch holds fewer.
+        """
         ids = self.ids
+        if self.description.input_shape is not None:
+            n = min(n, max(1, LARGEST_BATCH // steps_for_entries(self.description.inputs)))
         every = self.description.at == "every"
         for k in range(0, len(self), n):
             pieces = self.cut.pieces[k : k + n]
