@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, MissingError, NumericalError, refuse_options
 from ..training.network_section import Shape
+from . import chains
 from .flags import KeyValues, errors_name_flags, flag, given_values, to_plain_dict
 from .past import MAY_CHANGE, refuse_if_changed, refuse_if_other_network
 from .schema import Config
 
 if TYPE_CHECKING:
     from ..gradients.method import Method
+    from ..networks.chain import Chain
     from ..networks.network import Network
     from ..networks.seq2seq import EncoderDecoder
     from ..networks.stack import Stack
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from ..training.curriculum import Easiest
     from ..training.storage import CheckpointOutline
 
-    AnyNetwork = Network | Stack | EncoderDecoder
+    AnyNetwork = Network | Stack | EncoderDecoder | Chain
 
 ENDLESS = 2**31 - 1  # steps of a run that only a budget ends
 MUCH_MEMORY = 1e9  # bytes of one gradient beyond which segments are suggested
@@ -59,7 +61,8 @@ def build(config: Config, past: CheckpointOutline | None = None) -> Job:
     config = resolve_dependent_keys(config)
     refuse_if_changed(config, past)
     device = choose_device(config.training.device)
-    set_threads(config.training.threads, config.network.hidden)
+    with errors_name_flags():
+        set_threads(config.training.threads, chains.widest_layer(config))
     task = task_of(config)
     check_size_settings(config, task)
     config = resolve_defaults(config, task, device)
@@ -69,7 +72,8 @@ def build(config: Config, past: CheckpointOutline | None = None) -> Job:
     # One sequence of the first step is enough to see what is refused, and how long sequences are.
     sample = net.move_batch(task.batch(0, 1, config.training.seed))
     try_out(net, sample, task.loss, arguments, config.training.seed)
-    notes = [*getattr(task, "notes", ())]  # the user's own data has notes on how it was read
+    # The user's own data has notes on how it was read, a chain on what its text left out.
+    notes = [*getattr(task, "notes", ()), *getattr(net, "notes", ())]
     notes += memory_notes(net, len(sample.u), config, arguments["gradient"])
     return Job(config, net, task, arguments, tuple(notes))
 
@@ -88,23 +92,17 @@ def resolve_dependent_keys(config: Config) -> Config:
     A setting that would have no effect is refused: it is a mistake or a misunderstanding.
     """
     from ..gradients import factory as gradients
-    from ..networks import factory as networks
     from ..optimisers import factory as optimisers
 
-    network = config.network
     gradient = config.gradient
     optimiser = config.optimiser
-    initial = networks.initialiser_options(
-        network.cell or "elman", network.init, network.radius, network.inner, network.std
-    )
+    initial, network_complaints = chains.initial_options(config)
     method = gradients.defaults(gradient.method, gradient.penalty, gradient.weight)
     method_name = gradients.method_name(gradient.method, gradient.penalty)
     # Settings of other sections with which some optimisers cannot work.
-    beside = {"dropout": network.dropout, **given_values(config.training)}
+    beside = {"dropout": config.network.dropout, **given_values(config.training)}
     complaints = [
-        *networks.list_idle_options(
-            given_values(network), initial["init"], network.readout or "last"
-        ),
+        *network_complaints,
         *gradients.list_idle_options(method_name, given_values(gradient)),
         *optimisers.idle_complaints(
             optimiser.name, given_values(optimiser), optimiser.schedule, optimiser.warmup
@@ -127,9 +125,9 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
     from ..optimisers.factory import default_lr
 
     training = config.training
-    cell = config.network.cell
-    if cell is None:
-        cell = "gru" if task.readout == "sequence" else "elman"
+    network: KeyValues = chains.default_layers(config, task) if task.shape else {}
+    if task.shape is None and config.network.cell is None:
+        network = {"cell": "gru" if task.readout == "sequence" else "elman"}
     per_epoch = steps_per_epoch(task, training.batch * training.accumulate)
     steps = training.steps
     if steps is None and training.epochs and per_epoch:
@@ -149,7 +147,7 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
         resolved["tests"] = training.tests or 1000
         resolved["confirm"] = training.confirm or 10_000
     lr = default_lr(config.optimiser.name, config.optimiser.lr)
-    return replace_values(config, network={"cell": cell}, optimiser={"lr": lr}, training=resolved)
+    return replace_values(config, network=network, optimiser={"lr": lr}, training=resolved)
 
 
 def steps_per_epoch(task: Task, batch: int) -> int | None:
@@ -315,7 +313,7 @@ def describe(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
     settings["training"] = {k: v for k, v in training.items() if k not in MAY_CHANGE}
     return {
         "network": network,
-        "shape": Shape.of(net).model_dump(),
+        "shape": Shape.of(net).to_dict(),
         "precision": config.training.precision,
         "data": task.describe() if hasattr(task, "describe") else None,
         "task": task.name,
@@ -323,14 +321,14 @@ def describe(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
     }
 
 
-def set_threads(threads: int | None, hidden: int) -> None:
+def set_threads(threads: int | None, units: int) -> None:
     """Set torch's CPU threads; by default one for small networks, which are slower on several.
 
-    A network of more than 256 units keeps torch's own choice.
+    units: of the widest layer; a network of more than 256 keeps torch's own choice.
     """
     import torch
 
-    if threads is not None or hidden <= 256:
+    if threads is not None or units <= chains.FEW_UNITS:
         torch.set_num_threads(threads or 1)
 
 
@@ -350,6 +348,13 @@ def choose_device(name: str) -> str:
 
 def task_of(config: Config) -> Task:
     """The built-in task of a config, or the user's own data as a task."""
+    task = chains.restoring_task(config, named_task(config))
+    chains.refuse_if_mismatched(config, task)
+    return task
+
+
+def named_task(config: Config) -> Task:
+    """The task that a config names, or the user's own data as a task."""
     name = config.task.name
     options = given_values(config.task)
     # The task is made without these: its name, and what `curriculum_of` reads for any task.
@@ -365,6 +370,8 @@ def task_of(config: Config) -> Task:
             f"{flag('data', next(iter(data)))} applies to your own data (--train FILE), not to "
             f"task '{name}'."
         )
+    if config.network.noise is not None and chains.has_noise(config):
+        options["noise"] = config.network.noise
     return built_in_task(name, options)
 
 
@@ -385,7 +392,8 @@ def data_task(config: Config, options: KeyValues, data: KeyValues) -> Task:
             f"{flag('task', next(iter(options)))} applies to built-in tasks, not to your own data."
         )
     dtype = "float64" if config.training.precision == 64 else "float32"
-    return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
+    rows = "samples" if chains.is_without_time(config) else "steps"
+    return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, rows=rows, **data)
 
 
 def built_in_task(name: str, options: KeyValues) -> Task:
