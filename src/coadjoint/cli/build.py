@@ -18,6 +18,7 @@ from ..errors import ConfigError, MissingError, NumericalError, refuse_options
 from ..training.network_section import Shape
 from . import chains
 from .flags import KeyValues, errors_name_flags, flag, given_values, to_plain_dict
+from .memory import memory_notes
 from .past import MAY_CHANGE, refuse_if_changed, refuse_if_other_network
 from .schema import Config
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     AnyNetwork = Network | Stack | EncoderDecoder | Chain
 
 ENDLESS = 2**31 - 1  # steps of a run that only a budget ends
-MUCH_MEMORY = 1e9  # bytes of one gradient beyond which segments are suggested
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def build(config: Config, past: CheckpointOutline | None = None) -> Job:
     try_out(net, sample, task.loss, arguments, config.training.seed)
     # The user's own data has notes on how it was read, a chain on what its text left out.
     notes = [*getattr(task, "notes", ()), *getattr(net, "notes", ())]
-    notes += memory_notes(net, len(sample.u), config, arguments["gradient"])
+    notes += memory_notes(net, sample, config.training, arguments["gradient"])
     return Job(config, net, task, arguments, tuple(notes))
 
 
@@ -105,7 +105,10 @@ def resolve_dependent_keys(config: Config) -> Config:
         *network_complaints,
         *gradients.list_idle_options(method_name, given_values(gradient)),
         *optimisers.idle_complaints(
-            optimiser.name, given_values(optimiser), optimiser.schedule, optimiser.warmup
+            optimiser.name,
+            {"pretrain_lr": gradient.pretrain_lr, **given_values(optimiser)},
+            optimiser.schedule,
+            optimiser.warmup,
         ),
         *optimisers.clash_complaints(optimiser.name, optimiser.direction, method_name, beside),
     ]
@@ -236,7 +239,13 @@ def network_of(config: Config, task: Task | File, device: str) -> AnyNetwork:
         options = network_options(config.network, Shape.of(task), config.training.precision)
         net = networks.make(**options, seed=config.training.seed, device=device)
     # "each" averages over the layers, which is harmless where there is one.
-    if config.gradient.penalty_on not in (None, "each") and net.one_layer is not None:
+    chooses_layers = config.gradient.penalty_on not in (None, "each")
+    if chooses_layers and isinstance(net, networks.Chain):
+        raise ConfigError(
+            "--penalty-on chooses among recurrent layers; in a chain the penalty is on all of its "
+            "layers: leave it out."
+        )
+    if chooses_layers and net.one_layer is not None:
         raise ConfigError(
             "--penalty-on chooses among layers, but this network has only one: give --layers, "
             "or a list of cells."
@@ -248,57 +257,19 @@ def gradient_of(config: Config) -> Method:
     """The gradient method of a config; a linear schedule of its weight ends at the last step."""
     from .. import gradients
 
+    options = given_values(config.gradient)
+    options.pop("pretrain_lr", None)  # the optimiser's
     with errors_name_flags():
-        return gradients.make(**given_values(config.gradient), steps=config.training.steps)
+        return gradients.make(**options, steps=config.training.steps)
 
 
 def optimiser_of(config: Config) -> Optimiser:
     """The optimiser of a config."""
     from .. import optimisers
 
+    pretraining = config.gradient.model_dump(include={"pretrain", "pretrain_lr"})
     with errors_name_flags():
-        return optimisers.make(**given_values(config.optimiser))
-
-
-def memory_notes(net: AnyNetwork, T: int, config: Config, method: Method) -> list[str]:
-    """How much memory one gradient takes, where segments are used or would help.
-
-    T: time steps of a sequence. Only networks of one layer with a formula can be predicted.
-    """
-    from ..gradients import memory
-    from ..gradients.bptt import BPTT
-    from ..gradients.penalised import Penalised
-
-    layer = net.one_layer
-    if layer is None or layer.cell is None or not isinstance(method, BPTT | Penalised):
-        return []
-    batch = config.training.batch
-    probes = config.training.probes
-    needed = memory.predict(layer, T, batch, method)
-    gradient = f"a gradient at T = {T:,} takes about {format_bytes(needed)}"
-    if method.segments is None:
-        if needed <= MUCH_MEMORY:
-            return []
-        return [f"{gradient} of memory; --segments auto would take less"]
-    memory.steady()  # keeps freed segments from leaving holes in the heap
-    unsegmented: Method = BPTT()
-    if isinstance(method, Penalised):
-        unsegmented = Penalised(method.penalty)
-    in_one = memory.predict(layer, T, batch, unsegmented)
-    notes = [f"{gradient} of memory ({format_bytes(in_one)} without segments)"]
-    # A validation keeps the states and the costates of its probes: twice what a gradient keeps.
-    probing = 2 * memory.predict(layer, T, probes, BPTT())
-    if probing > needed:
-        notes.append(
-            f"validation uses no segments: the costates of --probes {probes} sequences take "
-            f"about {format_bytes(probing)}"
-        )
-    return notes
-
-
-def format_bytes(count: float) -> str:
-    """A number of bytes in GB or MB."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+        return optimisers.make(**given_values(config.optimiser), **pretraining)
 
 
 def describe(config: Config, net: AnyNetwork, task: Task) -> KeyValues:

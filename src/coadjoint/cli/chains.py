@@ -119,11 +119,3 @@ def restoring_task(config: Config, task: Task) -> Task:
     if config.network.autoencoder is None or isinstance(task, Denoising):
         return task
     return denoise(task, config.network.noise or 0.0)
-
-
-def states_memory(entries: int, batch: int, precision: int) -> float:
-    """Bytes of the states, costates and their changes for one gradient.
-
-    entries: of all states of one sample.
-    """
-    return 4.0 * entries * batch * precision / 8

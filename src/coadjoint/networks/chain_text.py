@@ -30,6 +30,7 @@ from .maps.elementwise import ELEMENTWISE
 
 MOST_LAYERS = 10_000
 MOST_UNITS = 2**31 - 1
+WEIGHTED = ("dense", "residual", "conv")  # layers with units or channels of their own
 NUMBER = re.compile(r"[0-9]+")
 DENSE = re.compile(r"([0-9]+)(?:[x×]([0-9]+))?")
 
@@ -115,8 +116,7 @@ def write_chain(layers: Sequence[Layer]) -> str:
 
 def widest(layers: Sequence[Layer]) -> int:
     """The largest number of units or channels in a layer; 1 if none has any."""
-    wide = ("dense", "residual", "conv")
-    return max((layer.size for layer in layers if layer.kind in wide), default=1)
+    return max((layer.size for layer in layers if layer.kind in WEIGHTED), default=1)
 
 
 def parse_layer(text: str, words: list[str]) -> list[Layer]:
@@ -148,7 +148,7 @@ def parse_dense(text: str, kind: str, word: str) -> list[Layer]:
 
 
 def parse_residual(text: str, words: list[str], rest: list[str]) -> list[Layer]:
-    """residual N, or residual NxM."""
+    """Read "residual N" or "residual NxM"."""
     if not rest:
         refuse(text, "'residual' needs a number of units: residual 64")
     refuse_rest(text, words, 2)
@@ -156,7 +156,7 @@ def parse_residual(text: str, words: list[str], rest: list[str]) -> list[Layer]:
 
 
 def parse_conv(text: str, words: list[str], rest: list[str]) -> list[Layer]:
-    """conv CHANNELS SIZE [stride S] [pad P] [summed]."""
+    """Read "conv CHANNELS SIZE [stride S] [pad P] [summed]"."""
     where = quoted(" ".join(words))
     if len(rest) < 2 or not all(NUMBER.fullmatch(word) for word in rest[:2]):
         refuse(
@@ -165,7 +165,7 @@ def parse_conv(text: str, words: list[str], rest: list[str]) -> list[Layer]:
         )
     channels = whole_number(text, where, rest[0], "channels")
     size = whole_number(text, where, rest[1], "filter size")
-    options: dict[str, int] = {}
+    options = {"stride": 1, "pad": 0}
     summed = False
     left = iter(rest[2:])
     for word in left:
@@ -179,11 +179,11 @@ def parse_conv(text: str, words: list[str], rest: list[str]) -> list[Layer]:
                 text,
                 f"'{quoted(word)}' in '{where}' is not an option of conv: stride S, pad P, summed",
             )
-    return [Layer("conv", channels, filter=size, summed=summed, **options)]
+    return [Layer("conv", channels, size, options["stride"], options["pad"], summed)]
 
 
 def parse_pool(text: str, words: list[str], rest: list[str]) -> list[Layer]:
-    """pool N, avgpool N or groupnorm G."""
+    """Read "pool N", "avgpool N" or "groupnorm G"."""
     kind = words[0]
     noun = "a number of groups" if kind == "groupnorm" else "the side of its regions"
     if not rest or not NUMBER.fullmatch(rest[0]):
@@ -193,13 +193,13 @@ def parse_pool(text: str, words: list[str], rest: list[str]) -> list[Layer]:
 
 
 def parse_plain(text: str, words: list[str], rest: list[str]) -> list[Layer]:
-    """flatten or layernorm."""
+    """Read "flatten" or "layernorm"."""
     refuse_rest(text, words, 1)
     return [Layer(words[0])]
 
 
 def parse_dropout(text: str, words: list[str], rest: list[str]) -> list[Layer]:
-    """dropout P, with 0 <= P < 1."""
+    """Read "dropout P", with 0 <= P < 1."""
     try:
         share = float(rest[0]) if rest else -1.0
     except ValueError:

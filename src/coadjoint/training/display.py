@@ -76,7 +76,8 @@ class Lines:
             if row["kind"] == "held-out" and self.metric in row:
                 self.latest[self.metric] = f"{row[self.metric]:.4g}"
             elif row["kind"] == "probe" and row["decay"] is not None:
-                self.latest["log10 |lam_0|/|lam_T|"] = f"{row['decay']:.1f}"
+                last = "L" if "axis" in row else "T"  # a chain ends with its layer L
+                self.latest[f"log10 |lam_0|/|lam_{last}|"] = f"{row['decay']:.1f}"
         self.draw(step)
 
     def fields(self, step: int) -> list[str]:

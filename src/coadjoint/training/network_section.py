@@ -191,7 +191,7 @@ class Shape(Section):
     @classmethod
     def of(cls, shaped: Shaped) -> Shape:
         """The shape of a task or a network."""
-        values = {key: getattr(shaped, key, None) for key in cls.model_fields}
+        values: dict[str, Any] = {key: getattr(shaped, key, None) for key in cls.model_fields}
         if values["shape"] is not None:
             values["shape"] = list(values["shape"])
         return cls(**values)
