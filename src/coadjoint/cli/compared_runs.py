@@ -24,6 +24,7 @@ from . import build, schema
 from . import flags as setting_flags
 from .flags import KeyValues, SectionValues
 from .outcomes import describe_end, read_result, read_status, record_outcome
+from .words import split_words
 from .workers import Worker, wait_for
 
 ENDED = ("success", "finished", "early-stopped", "failed")
@@ -64,7 +65,7 @@ def parse_variants(
 
     what, example: what the text is for and how it should look, in an error.
     """
-    words = text.split()  # a name, then key=value or key=a|b
+    words = split_words(text, what)  # a name, then key=value or key=a|b
     if not words or "=" in words[0]:
         raise ConfigError(f"{what} takes a name and settings, such as {example!r}; got {text!r}.")
     name = words[0]

@@ -130,6 +130,7 @@ def tensorboard_logger(folder: Path) -> Logger:
     "coadjoint train temporal-order --length 50 --penalty log-ratio --clip 1",
     "coadjoint train addition --cell lstm --length 50,60 --ragged --schedule cosine",
     "coadjoint train --train data.csv --id series --target label --patience 10",
+    "coadjoint train digits-image --chain 'conv 8 3, tanh, pool 2, 64' --steps 2000",
 )
 def train(
     task: Optional[str] = typer.Argument(
@@ -176,7 +177,8 @@ def print_introduction(job: build.Job, folder: Path) -> None:
     print_escaped(job.network.extra_repr())
     print_escaped(f"{count:,} parameters{of_them}; run folder {folder}")
     if hasattr(job.task, "baseline"):
-        print_escaped(f"baseline (no memory): {format_figures(job.task.baseline(), 4)}")
+        reason = "no memory" if job.task.shape is None else "input ignored"
+        print_escaped(f"baseline ({reason}): {format_figures(job.task.baseline(), 4)}")
 
 
 @app.command()

@@ -164,6 +164,11 @@ def predict_file(
 ) -> Prediction:
     """Do what `predict` does, and return the sequences or samples of the file `data`."""
     net, description = load_model(run, warn)
+    if description.get("data") is None and description["network"].get("autoencoder"):
+        raise DataError(
+            f"{run} is an autoencoder, which restores its inputs and has no targets to predict. "
+            "coadjoint.training.predict.load_model returns its network."
+        )
     if description.get("data") is None:
         raise DataError(
             f"{run} was trained on task '{description.get('task')}', not on files, so it cannot "
