@@ -109,7 +109,7 @@ def make(
         return chain.to(device)
     if gain is not None:
         raise OptionError("$gain belongs to a $chain; a recurrent network has $radius.")
-    cell = cell or "elman"
+    cell = "elman" if cell is None else cell
     initialiser = initialiser_options(cell, init, radius, inner, std)
     conditional_options = {
         "radius": radius,
