@@ -374,10 +374,8 @@ def built_in_task(name: str, options: KeyValues) -> Task:
     known = tasks.options(name)
     for key in options:
         if key not in known:
-            raise ConfigError(
-                f"{flag('task', key)} has no effect on task '{name}'; its options: "
-                f"{', '.join(known)}."
-            )
+            its_options = f"; its options: {', '.join(known)}." if known else ", which has none."
+            raise ConfigError(f"{flag('task', key)} has no effect on task '{name}'{its_options}")
     return tasks.make(name, **options)
 
 

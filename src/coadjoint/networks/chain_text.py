@@ -142,8 +142,8 @@ def parse_dense(text: str, kind: str, word: str) -> list[Layer]:
     match = DENSE.fullmatch(word)
     if match is None:
         refuse(text, f"'{kind} {quoted(word)}' needs a number of units: {kind} 64, or {kind} 64x10")
-    units = whole_number(text, word, match[1], "units")
-    count = 1 if match[2] is None else whole_number(text, word, match[2], "layers", MOST_LAYERS)
+    units = whole_number(text, word, match[1])
+    count = 1 if match[2] is None else whole_number(text, word, match[2], MOST_LAYERS)
     return [Layer(kind, units)] * count
 
 
@@ -163,8 +163,8 @@ def parse_conv(text: str, words: list[str], rest: list[str]) -> list[Layer]:
             text,
             f"'{where}' needs a number of channels and the size of the filters: conv 8 3",
         )
-    channels = whole_number(text, where, rest[0], "channels")
-    size = whole_number(text, where, rest[1], "filter size")
+    channels = whole_number(text, where, rest[0])
+    size = whole_number(text, where, rest[1])
     options = {"stride": 1, "pad": 0}
     summed = False
     left = iter(rest[2:])
@@ -173,7 +173,7 @@ def parse_conv(text: str, words: list[str], rest: list[str]) -> list[Layer]:
             summed = True
         elif word in ("stride", "pad"):
             number = next(left, "")
-            options[word] = whole_number(text, where, number, word, least=int(word == "stride"))
+            options[word] = whole_number(text, where, number, least=int(word == "stride"))
         else:
             refuse(
                 text,
@@ -189,7 +189,7 @@ def parse_pool(text: str, words: list[str], rest: list[str]) -> list[Layer]:
     if not rest or not NUMBER.fullmatch(rest[0]):
         refuse(text, f"'{quoted(' '.join(words))}' needs {noun}: {kind} 2")
     refuse_rest(text, words, 2)
-    return [Layer(kind, whole_number(text, " ".join(words), rest[0], "size"))]
+    return [Layer(kind, whole_number(text, " ".join(words), rest[0]))]
 
 
 def parse_plain(text: str, words: list[str], rest: list[str]) -> list[Layer]:
@@ -225,16 +225,14 @@ PARSERS: dict[str, Callable[[str, list[str], list[str]], list[Layer]]] = {
 }
 
 
-def whole_number(
-    text: str, where: str, word: str, what: str, most: int = MOST_UNITS, least: int = 1
-) -> int:
+def whole_number(text: str, where: str, word: str, most: int = MOST_UNITS, least: int = 1) -> int:
     """A word as a whole number in least..most. where: the words that it stands in."""
     number = int(word[:11]) if NUMBER.fullmatch(word) else -1  # 11 digits exceed any limit
     if not least <= number <= most:
         refuse(
             text,
-            f"'{quoted(word)}' in '{quoted(where)}' must be a whole number of {what}, from "
-            f"{least} to {most:,}",
+            f"'{quoted(word)}' in '{quoted(where)}' must be a whole number from {least} to "
+            f"{most:,}",
         )
     return number
 
