@@ -112,7 +112,7 @@ REFUSED = [
     ("digits-flat --segments 2", "a chain has no time steps"),
     ("digits-flat --method rtrl", "a chain has no time steps"),
     ("digits-flat --penalty log-ratio --penalty-on top", "--penalty-on chooses among recurrent"),
-    ("digits-flat --length 3", "--length has no effect on task 'digits-flat', which has none."),
+    ("digits-flat --length 3", "--length has no effect on task 'digits-flat', which has no options."),
     ("digits-flat --easiest 0.5,3 --easiest-by length", "--easiest-by length has no effect"),
     ("digits-flat --pretrain-lr 0.1", "--pretrain-lr needs --pretrain"),
     ("digits-flat --penalty isometry --pretrain-lr 0.1", "--pretrain-lr needs --pretrain"),

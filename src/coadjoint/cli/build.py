@@ -374,7 +374,7 @@ def built_in_task(name: str, options: KeyValues) -> Task:
     known = tasks.options(name)
     for key in options:
         if key not in known:
-            its_options = f"; its options: {', '.join(known)}." if known else ", which has none."
+            its_options = f"; its options: {', '.join(known)}." if known else ", which has no options."
             raise ConfigError(f"{flag('task', key)} has no effect on task '{name}'{its_options}")
     return tasks.make(name, **options)
 
