@@ -109,10 +109,14 @@ REFUSED = [
     ("digits-flat --activation step", "unknown activation 'step'"),
     ("addition --gain 2", "--gain belongs to a --chain"),
     ("digits-flat --autoencoder 3 --chain 8", "--chain and --autoencoder both name the layers"),
+    ("--train x.csv --autoencoder 3 --kind classify", "--kind classify does nothing with an"),
     ("digits-flat --segments 2", "a chain has no time steps"),
     ("digits-flat --method rtrl", "a chain has no time steps"),
     ("digits-flat --penalty log-ratio --penalty-on top", "--penalty-on chooses among recurrent"),
-    ("digits-flat --length 3", "--length has no effect on task 'digits-flat', which has no options."),
+    (
+        "digits-flat --length 3",
+        "--length has no effect on task 'digits-flat', which has no options.",
+    ),
     ("digits-flat --easiest 0.5,3 --easiest-by length", "--easiest-by length has no effect"),
     ("digits-flat --pretrain-lr 0.1", "--pretrain-lr needs --pretrain"),
     ("digits-flat --penalty isometry --pretrain-lr 0.1", "--pretrain-lr needs --pretrain"),
@@ -244,13 +248,23 @@ def test_predictions_are_the_outputs_of_the_network(coadjoint, write):
         torch.testing.assert_close(values, p[:, k].detach())
 
 
-def test_an_autoencoder_has_nothing_to_predict(coadjoint):
+@pytest.mark.parametrize("words", ["--autoencoder 2 --noise 0.1", "--kind reconstruct"])
+def test_an_autoencoder_predicts_its_inputs(coadjoint, words):
     data, _ = write_table()
-    words = ["--target", "label", "--autoencoder", "2", "--noise", "0.1"]
-    assert coadjoint("train", "--train", data, *SMALL, *words, "--out", "run")[0] == 0
-    code, _, err = coadjoint("predict", "run", data)
-    assert code == 3
-    assert "run is an autoencoder, which restores its inputs" in err
+    flags = ["--features", "a,b,c", *words.split()]
+    code, _, err = coadjoint("train", "--train", data, *SMALL, *flags, "--out", "run")
+    assert (code, err) == (0, "")
+    assert coadjoint("predict", "run", data, "--out", "out.csv")[0] == 0
+    found = list(csv.reader(Path("out.csv").read_text().splitlines()))
+    assert found[0] == ["id", "prediction a", "prediction b", "prediction c"]
+    net, description = load_model("run")
+    assert isinstance(net.maps[-1], co.maps.Tied)
+    d = description["data"]
+    prediction = co.tasks.data.Data.for_prediction(d, data)
+    (batch,) = [batch for _, batch in prediction.batches()]
+    ours = net(batch.u).a.detach() * torch.tensor(d["std"]) + torch.tensor(d["mean"])
+    theirs = torch.tensor([[float(v) for v in row[1:]] for row in found[1:]])
+    torch.testing.assert_close(theirs, ours)
 
 
 def test_a_chain_is_examined_and_compared(coadjoint):

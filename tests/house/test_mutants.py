@@ -76,7 +76,7 @@ def test_a_module_without_tests_is_noticed(monkeypatch):
         (
             "objectives/penalties.py",
             "/ B).square() >= 1e-20",
-            "on = (scale(size, lam.powers[B:])).square() >= 1e-20",
+            "counts = (scale(size, lam.powers[B:])).square() >= 1e-20",
         ),  # of omega-published
         (
             "objectives/weights.py",

@@ -71,7 +71,8 @@ def test_a_chain_is_trained_and_resumed_bit_for_bit(name, method, tmp_path):
     assert steps[3]["rate"] == pytest.approx(1e-3 * co.optimisers.cosine()(3, 8))
     probes = [row for row in whole.rows if row["kind"] == "probe"]
     assert probes[0]["axis"] == "layer i"
-    assert len(probes[0]["temporal"]) == len(whole.network)
+    layers = probes[0]["temporal"]  # None for layers that several maps of torch make up
+    assert layers is None or len(layers) == len(whole.network)
 
 
 def test_images_reach_a_chain_of_convolutions():

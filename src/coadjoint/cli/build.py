@@ -363,8 +363,8 @@ def data_task(config: Config, options: KeyValues, data: KeyValues) -> Task:
             f"{flag('task', next(iter(options)))} applies to built-in tasks, not to your own data."
         )
     dtype = "float64" if config.training.precision == 64 else "float32"
-    rows = "samples" if chains.is_without_time(config) else "steps"
-    return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, rows=rows, **data)
+    data |= chains.data_options(config)
+    return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
 
 
 def built_in_task(name: str, options: KeyValues) -> Task:
@@ -374,7 +374,9 @@ def built_in_task(name: str, options: KeyValues) -> Task:
     known = tasks.options(name)
     for key in options:
         if key not in known:
-            its_options = f"; its options: {', '.join(known)}." if known else ", which has no options."
+            its_options = (
+                f"; its options: {', '.join(known)}." if known else ", which has no options."
+            )
             raise ConfigError(f"{flag('task', key)} has no effect on task '{name}'{its_options}")
     return tasks.make(name, **options)
 

@@ -19,7 +19,10 @@ SMALLEST_IMAGE = 4  # rows and columns that a convolution and a pool leave somet
 
 
 def is_without_time(config: Config) -> bool:
-    """Whether a config asks for a chain: by its layers, by its task, or by a folder of images."""
+    """Whether a config asks for a chain: by its layers, its task, or its data.
+
+    Such data are inputs that are to be reconstructed, or a folder of images.
+    """
     from ..networks.chain_factory import is_chain
     from ..tasks import TASKS
 
@@ -27,6 +30,8 @@ def is_without_time(config: Config) -> bool:
         return True
     if config.task.name in TASKS:
         return not TASKS[config.task.name].has_time
+    if config.data.kind == "reconstruct":
+        return True
     return config.data.train is not None and Path(config.data.train).is_dir()
 
 
@@ -57,9 +62,17 @@ def initial_options(config: Config) -> tuple[KeyValues, list[str]]:
             f"task '{config.task.name}' has no time steps, so $cell does nothing: leave it out, or "
             "give the layers of a $chain."
         ]
-    if noise is not None and network.autoencoder is None and not has_noise(config):
+    if noise is not None and not restores_inputs(config):
         complaints.append("$noise does nothing in a $chain; it belongs to an $autoencoder.")
+    if network.autoencoder is not None and config.data.kind not in (None, "reconstruct"):
+        complaints.append(f"$kind {config.data.kind} does nothing with an $autoencoder.")
     return initial, complaints
+
+
+def restores_inputs(config: Config) -> bool:
+    """Whether the inputs are also the targets, so that there may be noise on them."""
+    is_asked_for = config.network.autoencoder is not None or config.data.kind == "reconstruct"
+    return is_asked_for or has_noise(config)
 
 
 def has_noise(config: Config) -> bool:
@@ -67,6 +80,16 @@ def has_noise(config: Config) -> bool:
     from ..tasks import TASKS, options
 
     return config.task.name in TASKS and "noise" in options(str(config.task.name))
+
+
+def data_options(config: Config) -> KeyValues:
+    """The options of `Data.read` that the network decides: none for a recurrent one."""
+    if not is_without_time(config):
+        return {}
+    options: KeyValues = {"rows": "samples"}
+    if restores_inputs(config):
+        options |= {"kind": "reconstruct", "noise": config.network.noise or 0.0}
+    return options
 
 
 def refuse_if_mismatched(config: Config, task: Task) -> None:
@@ -91,7 +114,7 @@ def default_layers(config: Config, task: Task) -> KeyValues:
     if network.chain is not None or network.autoencoder is not None:
         return {}
     shape = task.shape or ()
-    if isinstance(task, Denoising):
+    if isinstance(task, Denoising) or config.data.kind == "reconstruct":
         half = max(1, math.prod(shape) // 2)
         return {"autoencoder": [half, max(1, half // 4)]}
     if len(shape) == 3 and min(shape[1:]) >= SMALLEST_IMAGE:
@@ -113,9 +136,13 @@ def widest_layer(config: Config) -> int:
 
 
 def restoring_task(config: Config, task: Task) -> Task:
-    """The task of an autoencoder: to restore the samples of a task from noisy copies."""
+    """The task of an autoencoder: to restore the samples of a built-in task from noisy copies.
+
+    The user's own data is read as such a task.
+    """
     from ..tasks.denoising import Denoising, denoise
 
-    if config.network.autoencoder is None or isinstance(task, Denoising):
+    is_own = config.task.name is None
+    if config.network.autoencoder is None or is_own or isinstance(task, Denoising):
         return task
     return denoise(task, config.network.noise or 0.0)

@@ -12,9 +12,10 @@ from .program import app, print_escaped, warn
 
 @app.command()
 def predict(
-    run: Path = typer.Argument(..., help="a run folder, or its model.safetensors"),
+    run: Path = typer.Argument(..., metavar="RUN", help="a run folder, or its model.safetensors"),
     data: Path = typer.Argument(
         ...,
+        metavar="DATA",
         help="a file with the columns of the training file, or a folder of images for a chain; the "
         "target may be missing",
     ),
@@ -31,7 +32,7 @@ def predict(
 
 @app.command()
 def report(
-    folder: Path = typer.Argument(..., help="a run folder or a comparison"),
+    folder: Path = typer.Argument(..., metavar="FOLDER", help="a run folder or a comparison"),
     markdown: Optional[Path] = typer.Option(
         None, "--markdown", help="comparison: also write the tables to this file"
     ),

@@ -81,8 +81,9 @@ class DataSection(Section):
     split: tuple[UnitFloat, UnitFloat, UnitFloat] | None = Field(
         None, description="train,valid,test: share of the sequences for each"
     )
-    kind: Literal["classify", "regress", "next"] | None = Field(
-        None, description="predict a label, a number or the next time step"
+    kind: Literal["classify", "regress", "next", "reconstruct"] | None = Field(
+        None,
+        description="predict a label, a number, the next time step, or (without time) the inputs",
     )
     at: Literal["last", "every"] | None = Field(
         None, description="one target per sequence, or one per time step"

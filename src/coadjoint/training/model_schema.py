@@ -46,14 +46,12 @@ class ModelDescription(ModelMetadata):
         data = Description.of(self.data)
         needed: dict[str, object] = {
             "inputs": data.inputs,
-            "outputs": len(data.target_std),
+            "outputs": data.outputs,
             "readout": data.at,
-            "output": "identity",
+            "output": "softmax" if data.kind == "classify" else "identity",
         }
         if data.input_shape is not None:
             needed["shape"] = list(data.input_shape)
-        if data.kind == "classify":
-            needed |= {"outputs": len(data.labels), "output": "softmax"}
         for key, value in needed.items():
             actual = getattr(self.shape, key)
             if actual != value:
