@@ -46,6 +46,7 @@ from .penalty_type import penalty as penalty
 from .schedules import exponential as exponential
 from .schedules import inverse_time as inverse_time
 from .schedules import linear as linear
+from .schedules import pretrain as pretrain
 from .weights import Steered as Steered
 
 
