@@ -11,6 +11,7 @@ from urllib.parse import quote
 from ..metric_names import metric_stem
 from .comparison import PAGE, Comparison, TaskRows, success_share, successful_runs
 from .curves import Curve
+from .depth_figures import depth_curves, depth_figures
 from .figures import Dot, LineChart, PageFigure, ValueAxis, dot_figure
 from .page_parts import Cell, Page, PageSection, Table, flatten_settings, make_table
 from .read import as_mapping, folder_within, held_out_curve
@@ -234,7 +235,7 @@ def task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) -
     figures = TaskFigures(folder, task, faults)
     heads, rows = task.table(PAGE, figures.metric)
     table = make_table("Results", heads, rows, "This comparison holds no rows.", text=(0,))
-    drawn = [figures.curves(), figures.final()]
+    drawn = [figures.curves(), figures.final(), *figures.depth()]
     if task.goal:
         drawn = [figures.steps(), figures.success(), *drawn]
     return [
@@ -268,6 +269,8 @@ class TaskFigures:
         self.names = task.names
         self.held_out: list[Curve] = []
         self.colours: list[int] = []
+        self.costates: list[tuple[Curve, Curve]] = []  # of chains: by the first and last probe
+        self.costate_colours: list[int] = []
         for k, run in task.numbered_runs:
             path = folder_within(folder, run)
             if path is not None:
@@ -276,6 +279,10 @@ class TaskFigures:
                 name = f"{self.names[k]}, seed {clean(run.get('seed'))}"
                 self.held_out.append(curve._replace(name=name))
                 self.colours.append(k)
+                pair = depth_curves(path, name)
+                if pair is not None:
+                    self.costates.append(pair)
+                    self.costate_colours.append(k)
 
     @property
     def _measure(self) -> str:
@@ -353,6 +360,13 @@ class TaskFigures:
             extras={"rows": self.names, **self._rules()},
         )
         return chart.figure()
+
+    def depth(self) -> list[PageFigure]:
+        """The costates of every run of a chain over its layers; none without chains."""
+        crowded = self._crowded if self._is_crowded else ""
+        return depth_figures(
+            self.task.id_suffix, self.names, self.costates, self.costate_colours, crowded
+        )
 
     def final(self) -> PageFigure:
         """The final metric of every run; those without one have a lane of their own."""

@@ -36,7 +36,7 @@ NO_VALUES = "No values were recorded."
 class PageFigure:
     """A figure as the template shows it; `data` is for the script that draws it."""
 
-    kind: Literal["lines", "heat", "dots"]
+    kind: Literal["lines", "heat", "dots", "pictures"]
     id: str
     title: str
     about: str

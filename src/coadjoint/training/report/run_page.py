@@ -9,6 +9,7 @@ import numpy as np
 from .curves import json_numbers, thinned_indices
 from .diagnosis_page import read_diagnosis
 from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
+from .picture_figure import picture_figures
 from .read import RunRecord, as_mapping, as_mappings, describe_outcome, read_run
 from .run_again import again_section
 from .run_figures import RunFigures
@@ -35,10 +36,13 @@ def run_page(folder: Path) -> Page:
         "started": clean(run.environment.get("started") or ""),
     }
     tables = [*final_tables(run), held_out_table(run)]
+    pictures = picture_figures(run)
     sections = [
         PageSection("training", "Training", figures=figures.training(), tables=tables),
         PageSection("inside", "Inside the gradient", run.words.lead, figures.inside()),
-        PageSection("examples", "Example predictions", tables=[example_table(run)]),
+        PageSection(
+            "examples", "Example predictions", "", pictures, [example_table(run, bool(pictures))]
+        ),
         PageSection("setup", "Setup", tables=setup_tables(run), pairs=True),
         again_section(run, folder),
     ]
@@ -212,8 +216,11 @@ def held_out_table(run: RunRecord) -> Table:
     return make_table("Held-out values", ["step", *columns], rows, none, text=(), folded=True)
 
 
-def example_table(run: RunRecord) -> Table:
-    """Held-out sequences, or samples, and what the network predicts for them."""
+def example_table(run: RunRecord, is_drawn: bool) -> Table:
+    """Held-out sequences, or samples, and what the network predicts for them.
+
+    is_drawn: they are drawn as pictures, so that the table is folded.
+    """
     examples = as_mappings(run.result.get("examples"))
     all_keys: Row = {}  # in the order of their first appearance
     for example in examples:
@@ -225,7 +232,9 @@ def example_table(run: RunRecord) -> Table:
     none = "No examples were recorded."
     text = range(MAX_EXAMPLE_KEYS)
     heads = ["correct" if key == "right" else key for key in keys]
-    return make_table(f"Held-out {run.words.units}", heads, rows, none, text, most=50)
+    return make_table(
+        f"Held-out {run.words.units}", heads, rows, none, text, most=50, folded=is_drawn
+    )
 
 
 def _mark(value: object) -> object:
