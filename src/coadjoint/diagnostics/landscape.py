@@ -50,7 +50,7 @@ class Noise:
         norm_of_mean = math.sqrt(max(self.signal, 0.0))
         return Chart(
             title="Gradients of single samples",
-            about="of single sequences, sorted; their mean is the gradient",
+            about="of single samples, sorted; their mean is the gradient",
             x="% of samples",
             y="norm of the gradient",
             curves=(("norm of a sample's gradient", percent, np.sort(self.norms)),),

@@ -12,7 +12,7 @@ from ..metric_names import metric_stem
 from .comparison import PAGE, Comparison, TaskRows, success_share, successful_runs
 from .curves import Curve
 from .depth_figures import depth_curves, depth_figures
-from .figures import Dot, LineChart, PageFigure, ValueAxis, dot_figure
+from .figures import SEED_MARKS, Dot, LineChart, PageFigure, ValueAxis, dot_figure
 from .page_parts import Cell, Page, PageSection, Table, flatten_settings, make_table
 from .read import as_mapping, folder_within, held_out_curve
 from .text import (
@@ -127,7 +127,8 @@ def time_facts(comparison: Comparison) -> dict[str, str]:
     if math.isnan(seconds):
         return {}
     jobs = short_number(comparison.about.get("jobs"))
-    return {"took": f"{duration(seconds)}, {jobs} runs at a time"}
+    runs = "run" if jobs == "1" else "runs"
+    return {"took": f"{duration(seconds)}, {jobs} {runs} at a time"}
 
 
 def count_faults(faults: list[str]) -> list[str]:
@@ -236,13 +237,15 @@ def task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) -
     heads, rows = task.table(PAGE, figures.metric)
     table = make_table("Results", heads, rows, "This comparison holds no rows.", text=(0,))
     drawn = [figures.curves(), figures.final(), *figures.depth()]
+    heading = "Curves"
     if task.goal:
         drawn = [figures.steps(), figures.success(), *drawn]
+        heading = "Success"
     return [
         PageSection(
             f"results{task.id_suffix}", title or "Side by side", results_lead(task), tables=[table]
         ),
-        PageSection(f"success{task.id_suffix}", "" if title else "Success", figures=drawn),
+        PageSection(f"success{task.id_suffix}", "" if title else heading, figures=drawn),
     ]
 
 
@@ -381,4 +384,5 @@ class TaskFigures:
             dots,
             "no value",
             self._rules(),
+            about=SEED_MARKS if self.task.goal else "one mark per seed",
         )

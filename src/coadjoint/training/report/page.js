@@ -280,7 +280,7 @@
         return {
           x: (x.at(ex[i]) + x.at(ex[i + 1])) / 2, y: (y.at(ey[j]) + y.at(ey[j + 1])) / 2,
           frame: [x.at(ex[i]), y.at(ey[j + 1]), x.at(ex[i + 1]) - x.at(ex[i]), y.at(ey[j]) - y.at(ey[j + 1])],
-          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · ${figure.axis || "t ="} ${show(t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? "zero or not finite" : show(v)]],
+          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · ${figure.axis || "t ="} ${show(t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? figure.blank || "zero or not finite" : show(v)]],
         };
       },
     };
@@ -349,9 +349,9 @@
   const GAP = 8, LABEL = 20;
   const spread = (figure, width) => {
     const count = figure.rows[0].images.length, [, high, wide] = figure.size, shape = high / wide;
-    const across = Math.min(count, Math.max(1, Math.floor((width + GAP) / (64 + GAP))));
+    const lines = Math.ceil(count / Math.max(1, Math.floor((width + GAP) / (64 + GAP)))), across = Math.ceil(count / lines); // even lines
     const side = Math.min(112, (width - 2) / across - GAP), row = LABEL + side * shape + GAP, below = figure.captions.length ? 40 : 6;
-    return { count, across, side, tall: side * shape, row, line: figure.rows.length * row + below, lines: Math.ceil(count / across) };
+    return { count, across, side, tall: side * shape, row, line: figure.rows.length * row + below, lines };
   };
   const pictures = (figure, root, box) => {
     const [channels, high, wide] = figure.size, [low, top] = figure.range, plane = high * wide;

@@ -222,7 +222,13 @@ class RunFigures:
         for step in sorted(self.run.probes):
             arrays = self.run.probes[step]
             probes.append(Probe(step, arrays[0], arrays[k]))
-        return HeatMap(id, *words, probes, self._axis()).figure()
+        return HeatMap(id, *words, probes, self._axis(), self._blank(k)).figure()
+
+    def _blank(self, k: int) -> str:
+        """What a cell without a colour is, in the heatmap of the k-th array of probes."""
+        if k == 2 and self.run.words.axis:
+            return "zero or without parameters"
+        return HeatMap.blank
 
     def _axis(self) -> Row:
         """The axis of heatmaps, for the script, if it is not time."""

@@ -232,9 +232,10 @@ def example_table(run: RunRecord, is_drawn: bool) -> Table:
     none = "No examples were recorded."
     text = range(MAX_EXAMPLE_KEYS)
     heads = ["correct" if key == "right" else key for key in keys]
-    return make_table(
-        f"Held-out {run.words.units}", heads, rows, none, text, most=50, folded=is_drawn
-    )
+    caption = f"Held-out {run.words.units}"
+    if is_drawn:
+        caption += " as text"
+    return make_table(caption, heads, rows, none, text, most=50, folded=is_drawn)
 
 
 def _mark(value: object) -> object:
