@@ -57,7 +57,12 @@ def tangent(v: Directions = None, beta: Changes = 0.0, K: int = 1, seed: int = 0
         run = run_with_push(lam)
         # A user's own kind of run need not have u, unless v or beta follow from it.
         is_read = v is None or callable(v) or callable(beta)
-        u: Any = run.u if is_read else getattr(run, "u", None)
+        u: Any = getattr(run, "u", None)
+        if is_read and u is None:
+            raise Unsupported(
+                "penalty 'tangent' reads the input of a run as run.u, which this network's run "
+                "does not have: give v and beta as tensors."
+            )
         directions = list_directions(v, K, seed, run, u)
         target = beta(u) if callable(beta) else beta
         values: list[Tensor] = []
