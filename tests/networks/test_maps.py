@@ -793,9 +793,18 @@ def test_formulas_work_inside_torchs_transforms():
     expected = torch.func.vmap(torch.func.jacrev(lambda x_j: f(x_j[None])[0]))(x)
     close(J.transpose(0, 1), expected, TOLERANCE)
     w = torch.randn(4, 3, dtype=DOUBLE)
-    rows = torch.func.vmap(lambda x_j, w_j: f.pull_parameters(x_j[None], w_j[None]))(x, w)
-    summed = {name: gradient.sum(0) for name, gradient in rows.items()}
-    close(summed, f.pull_parameters(x, w), TOLERANCE)
+    v = torch.randn_like(x)
+    whole = all_products(co.maps, f, x, v, w)
+
+    def of_one_sample(x_j, v_j, w_j):
+        return all_products(co.maps, f, x_j[None], v_j[None], w_j[None])
+
+    rows = torch.func.vmap(of_one_sample)(x, v, w)
+    for name in ("pull_parameters", "bend_parameters"):
+        summed = {parameter: gradient.sum(0) for parameter, gradient in rows[name].items()}
+        close(summed, whole[name], TOLERANCE, name)
+    for name in ("push", "pull", "bend"):
+        close(rows[name].squeeze(1), whole[name], TOLERANCE, name)
 
 
 def test_padding_makes_room_for_a_filter():
