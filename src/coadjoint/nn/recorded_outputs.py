@@ -110,8 +110,10 @@ class OutputTape:
         refuse_wrappers_between(loss, states, self.names)
         again = torch.is_grad_enabled()
         run = OutputRun(tuple(self.calls), self.axis, self.switch)
+        with torch.enable_grad():  # the loss keeps its graph, whether or not the costates have one
+            values = loss.reshape(-1)
         with torch.autocast(loss.device.type, enabled=False):
-            return output_costates(run, loss.reshape(-1), again)
+            return output_costates(run, values, again)
 
     def penalty(self, G: str | Penalty | Callable[..., Tensor], loss: Tensor) -> Tensor:
         """G of the costates, [B].
