@@ -833,6 +833,21 @@ def test_checkpoints_change_no_costate(checkpointed):
         close(a, b, 1e-13)
 
 
+def test_checkpointed_attention_is_differentiated_inside_the_block():
+    """Outside, the checkpoint would run it again by another kernel."""
+    case = Case("gpt")
+    with co.record(case.model, at="blocks.*") as tape:
+        loss = loss_of(checkpoint(case.model, case.x, use_reentrant=False), 0)
+        inside = tape.costates(loss).log_norms().detach()
+        (loss + tape.penalty("log-ratio", loss)).mean().backward()
+    plain, plain_loss = case.record()
+    close(inside, plain.costates(plain_loss).log_norms()[1:], 1e-12)  # without that of `embed`
+    with co.record(case.model, at="blocks.*") as tape:
+        loss = loss_of(checkpoint(case.model, case.x, use_reentrant=False), 0)
+    with pytest.raises(Unsupported, match=r"^a checkpoint has run .* inside the block too\.$"):
+        tape.costates(loss)
+
+
 def test_reentrant_checkpoints_are_refused():
     model = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(3)))
     x = torch.randn(B, 3, requires_grad=True)

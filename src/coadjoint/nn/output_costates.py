@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from ..errors import InputError, NumericalError, Unsupported
 from ..networks.stretches import normalise
@@ -88,15 +89,23 @@ class OutputRun:
         self, y: Tensor, w: Tensor, inputs: Sequence[OutputCall], again: bool
     ) -> list[Tensor | None]:
         """(dy/dx)' w for each output x of `inputs`, by paths through no other recorded output."""
-        with self.switch.closed(), torch.enable_grad():
-            found = torch.autograd.grad(
-                y,
-                [call.state for call in inputs],
-                w.to(y.dtype),
-                create_graph=again,
-                retain_graph=True,
-                allow_unused=True,
-            )
+        states = [call.state for call in inputs]
+        try:
+            with self.switch.closed(), torch.enable_grad():
+                found = torch.autograd.grad(
+                    y,
+                    states,
+                    w.to(y.dtype),
+                    create_graph=again,
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+        except CheckpointError as error:
+            raise Unsupported(
+                "a checkpoint has run its part of the model again and got other tensors, since "
+                "attention runs on torch's math kernel only inside `with co.record(...)`: call "
+                "costates, penalty and backward() inside the block too."
+            ) from error
         return list(found)
 
     def pull_from_each(self, w: Sequence[Tensor]) -> Tensor:
