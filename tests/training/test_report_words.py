@@ -48,7 +48,7 @@ def write_regression(folder, config=DATA):
     ],
 )
 def test_metrics_have_labels(metric, label):
-    assert text_module.metric_label(metric) == label
+    assert text_module.shown_metric(metric) == label
 
 
 @pytest.mark.parametrize(
