@@ -68,6 +68,8 @@ class Chain(Net):
     readout = "last"
     sample_axis = 0
     why_indivisible = "a chain has no time steps"
+    text: str | None = None  # its layers in words, if it was made from them
+    notes: tuple[str, ...] = ()  # what was added to these words
 
     def __init__(
         self, *maps: nn.Module, output: Output = "identity", shape: Sequence[int] | None = None
@@ -238,7 +240,10 @@ class Chain(Net):
 
     def extra_repr(self) -> str:
         """The text between the brackets of repr(chain)."""
-        return f"output={self.output!r}"
+        if self.text is None:
+            return f"output={self.output!r}"
+        sizes = f"inputs={self.inputs}, outputs={self.outputs}"
+        return f"{self.text}, {sizes}, output={self.output!r}"
 
     @property
     def dropout(self) -> float:  # type: ignore[override]

@@ -46,6 +46,7 @@ from .penalty_type import penalty as penalty
 from .schedules import exponential as exponential
 from .schedules import inverse_time as inverse_time
 from .schedules import linear as linear
+from .schedules import pretrain as pretrain
 from .tangents import output_change as output_change
 from .tangents import shifts as shifts
 from .tangents import tangent as tangent
