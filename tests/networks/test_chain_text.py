@@ -9,31 +9,31 @@ from torch import nn
 import coadjoint as co
 from coadjoint.errors import CoadjointError, InputError, OptionError
 from coadjoint.networks import chain_factory
-from coadjoint.networks.chain_text import MOST_LAYERS, Layer, parse_chain, widest, write_chain
+from coadjoint.networks.chain_text import MOST_LAYERS, LayerText, parse_chain, widest, write_chain
 
 TEXTS = {
-    "64x30": [Layer("dense", 64)] * 30,
-    "64, 32": [Layer("dense", 64), Layer("dense", 32)],
-    "8×2": [Layer("dense", 8)] * 2,
+    "64x30": [LayerText("dense", 64)] * 30,
+    "64, 32": [LayerText("dense", 64), LayerText("dense", 32)],
+    "8×2": [LayerText("dense", 8)] * 2,
     "conv 8 3,tanh , pool 2, flatten,64": [
-        Layer("conv", 8, 3),
-        Layer("activation", name="tanh"),
-        Layer("pool", 2),
-        Layer("flatten"),
-        Layer("dense", 64),
+        LayerText("conv", 8, 3),
+        LayerText("activation", name="tanh"),
+        LayerText("pool", 2),
+        LayerText("flatten"),
+        LayerText("dense", 64),
     ],
-    "conv 8 3 stride 2 pad 1 summed": [Layer("conv", 8, 3, 2, 1, True)],
-    "conv 8 3 summed pad 0": [Layer("conv", 8, 3, summed=True)],
+    "conv 8 3 stride 2 pad 1 summed": [LayerText("conv", 8, 3, 2, 1, True)],
+    "conv 8 3 summed pad 0": [LayerText("conv", 8, 3, summed=True)],
     "residual 16x2, avgpool 3, dropout 0.25": [
-        Layer("residual", 16),
-        Layer("residual", 16),
-        Layer("avgpool", 3),
-        Layer("dropout", share=0.25),
+        LayerText("residual", 16),
+        LayerText("residual", 16),
+        LayerText("avgpool", 3),
+        LayerText("dropout", share=0.25),
     ],
     "layernorm, groupnorm 4, gelu": [
-        Layer("layernorm"),
-        Layer("groupnorm", 4),
-        Layer("activation", name="gelu"),
+        LayerText("layernorm"),
+        LayerText("groupnorm", 4),
+        LayerText("activation", name="gelu"),
     ],
 }
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import InputError, OptionError, check_seed, choose
 from .chain import Chain
-from .chain_text import Layer, parse_chain, quoted, write_chain
+from .chain_text import LayerText, parse_chain, quoted, write_chain
 from .maps import Activation, AvgPool, Conv, Dense, Flatten, MaxPool, Residual, Tied, draw_weights
 from .maps.elementwise import ELEMENTWISE
 from .maps.starts import STARTS
@@ -160,7 +160,7 @@ class ChainBuilder:
         self.maps: list[nn.Module] = []
         self.notes: list[str] = []
 
-    def add(self, layer: Layer) -> None:
+    def add(self, layer: LayerText) -> None:
         """Add a layer; one that cannot read the state there is refused by its words."""
         if layer.kind in ("dense", "residual"):
             self.add_dense(layer)
@@ -179,7 +179,7 @@ class ChainBuilder:
         else:
             self.maps.append(Activation(layer.name))
 
-    def add_dense(self, layer: Layer) -> None:
+    def add_dense(self, layer: LayerText) -> None:
         """A dense layer, or a residual block around one; an image is flattened first."""
         self.flatten_before(f"'{layer.text}'")
         self.drop()
@@ -194,7 +194,7 @@ class ChainBuilder:
             self.maps.append(block)
         self.shape = (layer.size,)
 
-    def add_convolution(self, layer: Layer) -> None:
+    def add_convolution(self, layer: LayerText) -> None:
         """A convolution without activation; an image without channels gets one."""
         self.add_channel()
         channels, *sides = self.image(layer)
@@ -214,7 +214,7 @@ class ChainBuilder:
         self.maps.append(conv)
         self.shape = (layer.size, *after)
 
-    def add_pool(self, layer: Layer) -> None:
+    def add_pool(self, layer: LayerText) -> None:
         """Max or average pooling over disjoint regions."""
         channels, *sides = self.image(layer)
         after = [side // layer.size for side in sides]
@@ -223,7 +223,7 @@ class ChainBuilder:
         self.maps.append(MaxPool(layer.size) if layer.kind == "pool" else AvgPool(layer.size))
         self.shape = (channels, *after)
 
-    def add_group_norm(self, layer: Layer) -> None:
+    def add_group_norm(self, layer: LayerText) -> None:
         """Normalisation over groups of channels, or of the entries of a vector."""
         channels = self.shape[0]
         if channels % layer.size:
@@ -237,7 +237,7 @@ class ChainBuilder:
             self.maps.append(nn.Unflatten(1, (1, self.shape[0])))
             self.shape = (1, *self.shape)
 
-    def image(self, layer: Layer) -> Size:
+    def image(self, layer: LayerText) -> Size:
         """The shape of the state, which must be that of an image."""
         if len(self.shape) != 3:
             self.refuse(layer, "it reads images [channels, rows, columns]")
@@ -293,7 +293,7 @@ class ChainBuilder:
             self.drop()
             self.maps.append(Tied(layer, activation=psi, bias=self.bias))
 
-    def refuse(self, layer: Layer, reason: str) -> NoReturn:
+    def refuse(self, layer: LayerText, reason: str) -> NoReturn:
         """Refuse a layer; the reason is the end of a sentence about it."""
         raise OptionError(
             f"$chain: '{quoted(layer.text)}' cannot read the state before it, "

@@ -36,7 +36,7 @@ DENSE = re.compile(r"([0-9]+)(?:[x×]([0-9]+))?")
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerText:
     """A layer of a chain, as its text has it.
 
     kind     "dense", "residual", "conv", "pool", "avgpool", "flatten", "dropout", "layernorm",
@@ -79,7 +79,7 @@ class Layer:
         return " ".join(words)
 
 
-def parse_chain(text: str) -> list[Layer]:
+def parse_chain(text: str) -> list[LayerText]:
     """The layers of a text; what cannot be read is refused by its words.
 
     Example:
@@ -91,7 +91,7 @@ def parse_chain(text: str) -> list[Layer]:
     """
     if not isinstance(text, str) or not text.strip():
         raise OptionError("$chain is empty; expected layers such as 64x30 or 'conv 8 3, tanh, 64'.")
-    layers: list[Layer] = []
+    layers: list[LayerText] = []
     for number, part in enumerate(text.split(","), start=1):
         words = part.split()
         if not words:
@@ -102,7 +102,7 @@ def parse_chain(text: str) -> list[Layer]:
     return layers
 
 
-def write_chain(layers: Sequence[Layer]) -> str:
+def write_chain(layers: Sequence[LayerText]) -> str:
     """The text of layers; equal dense layers in a row are written as 64x30."""
     parts = []
     for layer, equal in groupby(layers):
@@ -114,12 +114,12 @@ def write_chain(layers: Sequence[Layer]) -> str:
     return ", ".join(parts)
 
 
-def widest(layers: Sequence[Layer]) -> int:
+def widest(layers: Sequence[LayerText]) -> int:
     """The largest number of units or channels in a layer; 1 if none has any."""
     return max((layer.size for layer in layers if layer.kind in WEIGHTED), default=1)
 
 
-def parse_layer(text: str, words: list[str]) -> list[Layer]:
+def parse_layer(text: str, words: list[str]) -> list[LayerText]:
     """The layers of the words between two commas. text: all of it, for an error."""
     word, *rest = words
     if DENSE.fullmatch(word):
@@ -127,7 +127,7 @@ def parse_layer(text: str, words: list[str]) -> list[Layer]:
         return parse_dense(text, "dense", word)
     if word in ELEMENTWISE:
         refuse_rest(text, words, 1)
-        return [Layer("activation", name=word)]
+        return [LayerText("activation", name=word)]
     if word not in PARSERS:
         known = [*PARSERS, *ELEMENTWISE]
         near = nearest(word, known)
@@ -137,17 +137,17 @@ def parse_layer(text: str, words: list[str]) -> list[Layer]:
     return PARSERS[word](text, words, rest)
 
 
-def parse_dense(text: str, kind: str, word: str) -> list[Layer]:
+def parse_dense(text: str, kind: str, word: str) -> list[LayerText]:
     """Dense layers or residual blocks of one width: "64", or "64x30" for thirty of them."""
     match = DENSE.fullmatch(word)
     if match is None:
         refuse(text, f"'{kind} {quoted(word)}' needs a number of units: {kind} 64, or {kind} 64x10")
     units = whole_number(text, word, match[1])
     count = 1 if match[2] is None else whole_number(text, word, match[2], MOST_LAYERS)
-    return [Layer(kind, units)] * count
+    return [LayerText(kind, units)] * count
 
 
-def parse_residual(text: str, words: list[str], rest: list[str]) -> list[Layer]:
+def parse_residual(text: str, words: list[str], rest: list[str]) -> list[LayerText]:
     """Read "residual N" or "residual NxM"."""
     if not rest:
         refuse(text, "'residual' needs a number of units: residual 64")
@@ -155,7 +155,7 @@ def parse_residual(text: str, words: list[str], rest: list[str]) -> list[Layer]:
     return parse_dense(text, "residual", rest[0])
 
 
-def parse_conv(text: str, words: list[str], rest: list[str]) -> list[Layer]:
+def parse_conv(text: str, words: list[str], rest: list[str]) -> list[LayerText]:
     """Read "conv CHANNELS SIZE [stride S] [pad P] [summed]"."""
     where = quoted(" ".join(words))
     if len(rest) < 2 or not all(NUMBER.fullmatch(word) for word in rest[:2]):
@@ -179,26 +179,26 @@ def parse_conv(text: str, words: list[str], rest: list[str]) -> list[Layer]:
                 text,
                 f"'{quoted(word)}' in '{where}' is not an option of conv: stride S, pad P, summed",
             )
-    return [Layer("conv", channels, size, options["stride"], options["pad"], summed)]
+    return [LayerText("conv", channels, size, options["stride"], options["pad"], summed)]
 
 
-def parse_pool(text: str, words: list[str], rest: list[str]) -> list[Layer]:
+def parse_pool(text: str, words: list[str], rest: list[str]) -> list[LayerText]:
     """Read "pool N", "avgpool N" or "groupnorm G"."""
     kind = words[0]
     noun = "a number of groups" if kind == "groupnorm" else "the side of its regions"
     if not rest or not NUMBER.fullmatch(rest[0]):
         refuse(text, f"'{quoted(' '.join(words))}' needs {noun}: {kind} 2")
     refuse_rest(text, words, 2)
-    return [Layer(kind, whole_number(text, " ".join(words), rest[0]))]
+    return [LayerText(kind, whole_number(text, " ".join(words), rest[0]))]
 
 
-def parse_plain(text: str, words: list[str], rest: list[str]) -> list[Layer]:
+def parse_plain(text: str, words: list[str], rest: list[str]) -> list[LayerText]:
     """Read "flatten" or "layernorm"."""
     refuse_rest(text, words, 1)
-    return [Layer(words[0])]
+    return [LayerText(words[0])]
 
 
-def parse_dropout(text: str, words: list[str], rest: list[str]) -> list[Layer]:
+def parse_dropout(text: str, words: list[str], rest: list[str]) -> list[LayerText]:
     """Read "dropout P", with 0 <= P < 1."""
     try:
         share = float(rest[0]) if rest else -1.0
@@ -210,10 +210,10 @@ def parse_dropout(text: str, words: list[str], rest: list[str]) -> list[Layer]:
             f"'{quoted(' '.join(words))}' needs the share to drop, from 0 to below 1: dropout 0.1",
         )
     refuse_rest(text, words, 2)
-    return [Layer("dropout", share=share)]
+    return [LayerText("dropout", share=share)]
 
 
-PARSERS: dict[str, Callable[[str, list[str], list[str]], list[Layer]]] = {
+PARSERS: dict[str, Callable[[str, list[str], list[str]], list[LayerText]]] = {
     "conv": parse_conv,
     "pool": parse_pool,
     "avgpool": parse_pool,
