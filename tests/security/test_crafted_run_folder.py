@@ -153,6 +153,7 @@ COMPARED = [
     (("success_step",), ...),
     (("success_seconds",), "x"),
     (("work",), "x"),
+    (("pictures",), "x"),
     *RESULT[:3],
 ]
 

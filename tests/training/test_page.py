@@ -16,6 +16,7 @@ import time
 
 import pytest
 import torch
+from chain_folders import CAPTIONED, restored, write_chain, write_chain_comparison
 from test_report import PAYLOADS, write_compare, write_run, write_tasks
 
 import coadjoint as co
@@ -187,12 +188,16 @@ def evaluation():
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """Pages of folders: a run of 5,000 steps with 50 probes, a comparison, one of several tasks,
-    three steps, no probes, costates alone, nothing but a cut line.
+    a deep chain, an autoencoder, a comparison of chains, three steps, no probes, costates alone,
+    nothing but a cut line.
     """
     root = tmp_path_factory.mktemp("pages")
     write_run(root / "run")
     write_compare(root / "compare")
     write_tasks(root / "tasks")
+    write_chain(root / "chain", pictures=CAPTIONED)
+    write_chain(root / "autoencoder", layers=4, pictures=restored(), config="autoencoder: [32, 8]")
+    write_chain_comparison(root / "chains")
     write_run(root / "short", steps=3, solved=2, every=1, length=5, status="failed")
     write_run(
         root / "plain", steps=900, solved=10**9, probes=False, penalised=False, status="interrupted"
@@ -236,6 +241,9 @@ FIGURES = {
     "compare": 4,
     "tasks": 10,
     "diagnosis": 12,
+    "chain": 11,
+    "autoencoder": 10,
+    "chains": 4,
     "short": 11,
     "plain": 4,
     "faint": 1,
@@ -272,7 +280,7 @@ def test_every_figure_is_drawn_without_a_complaint(browser, pages, name, screen)
 
 
 @pytest.mark.parametrize("screen", SCREENS)
-@pytest.mark.parametrize("name", ["run", "tasks", "faint", "diagnosis"])
+@pytest.mark.parametrize("name", ["run", "chain", "tasks", "faint", "diagnosis"])
 def test_labels_of_rules_and_colour_bars_do_not_touch_others(browser, pages, name, screen):
     """The label of a goal, and the numbers below a colour bar, against those in the same line."""
     browser.open(pages[name], **SCREENS[screen])
@@ -311,6 +319,11 @@ def tip(browser, figure):
         ("run", "loss", ("step ", " s", "training", "loss (test)")),
         ("run", "norms", ("step ", "W", "b_o")),
         ("run", "costates", ("step ", "t = ", "log₁₀ ‖λₜ‖")),
+        ("chain", "costates", ("step ", "layer ", "log₁₀ ‖λᵢ‖")),
+        ("chain", "norms-0", ("step ", "layer ", "log₁₀ norm of the gradient")),
+        ("chain", "pictures", ("sample ", "row ", "column ", "target four, prediction nine")),
+        ("autoencoder", "pictures", ("sample ", "noisy input", "reconstruction", "clean target")),
+        ("chains", "depth-before", ("layer ", "plain, seed 0", "plain, seed 1")),
         ("compare", "share", ("step ", "penalised", "plain")),
         ("compare", "curves", ("step ", "seed ")),
         ("compare", "steps", ("seed ",)),
@@ -338,6 +351,35 @@ def test_the_values_shown_are_those_recorded(browser, pages):
     browser.mouse("mouseMoved", *place(browser, "held-out-0", 0.995))
     assert "step 5,000 · 46 s" in tip(browser, "held-out-0")
     assert tip(browser, "held-out-0").split()[-1] == "1"
+
+
+def test_the_value_of_a_pixel_is_the_one_recorded(browser, pages):
+    """The last pixel of the first sample, in all three pictures of its column."""
+    browser.open(pages["autoencoder"])
+    place(browser, "pictures")  # scrolls to it
+    x, y = browser.ask(
+        "(() => { const b = document.querySelector('#figure-pictures image')"
+        ".getBoundingClientRect(); return [b.right - 3, b.bottom - 3]; })()"
+    )
+    browser.mouse("mouseMoved", x, y)
+    assert tip(browser, "pictures").split("\n") == [
+        "sample 0 · row 1, column 1",
+        "noisy input",
+        "1",
+        "reconstruction",
+        "1",
+        "clean target",
+        "1",
+    ]
+    browser.mouse(
+        "mouseMoved",
+        x,
+        browser.ask(
+            "document.querySelector('#figure-pictures image').getBoundingClientRect().top + 3"
+        ),
+    )
+    assert "row 0, column 1" in tip(browser, "pictures")
+    assert "0.25" in tip(browser, "pictures")
 
 
 def test_a_value_of_another_step_names_its_step(browser, pages):
@@ -371,7 +413,14 @@ def test_touch_shows_values_and_a_touch_elsewhere_puts_them_away(browser, pages)
 
 @pytest.mark.parametrize(
     ("page", "figure"),
-    [("run", "radius"), ("run", "costates"), ("compare", "steps"), ("compare", "curves")],
+    [
+        ("run", "radius"),
+        ("run", "costates"),
+        ("chain", "pictures"),
+        ("autoencoder", "pictures"),
+        ("compare", "steps"),
+        ("compare", "curves"),
+    ],
 )
 def test_keys_read_values(browser, pages, page, figure):
     browser.open(pages[page])

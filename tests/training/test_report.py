@@ -726,6 +726,7 @@ ROW = st.fixed_dictionaries(
             ),
             JSON,
         ),
+        "axis": st.just("layer i") | JSON,
     },
 )
 RESULT = st.fixed_dictionaries(
@@ -741,6 +742,7 @@ RESULT = st.fixed_dictionaries(
             "goal",
             "metrics",
             "examples",
+            "pictures",
         ),
         JSON,
     ),

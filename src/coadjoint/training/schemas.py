@@ -101,11 +101,11 @@ class Pictures(Schema):
         if self.scaled_from is not None and len(self.scaled_from) != 2:
             raise ValueError("scaled_from should be [height, width]")
         counts = {len(row.images) for row in self.rows}
-        if len(counts) != 1 or len(self.rows) > MOST_PICTURE_ROWS or max(counts) > MOST_PICTURES:
-            raise ValueError(
-                f"rows should be 1 to {MOST_PICTURE_ROWS}, with the same number of images, at most "
-                f"{MOST_PICTURES}"
-            )
+        are_equal = len(counts) == 1
+        if not are_equal or not 0 < max(counts) <= MOST_PICTURES:
+            raise ValueError(f"rows should have 1 to {MOST_PICTURES} images, all as many")
+        if len(self.rows) > MOST_PICTURE_ROWS:
+            raise ValueError(f"rows should be at most {MOST_PICTURE_ROWS}")
         entries = math.prod(self.size)
         if any(len(image) != entries for row in self.rows for image in row.images):
             raise ValueError(f"images should have {entries} values each, as their size says")

@@ -22,10 +22,10 @@ def picture_figures(run: RunRecord) -> list[PageFigure]:
     if found is None:
         return []
     try:
-        pictures = schemas.check("the pictures in result.json", found, schemas.Pictures)
+        pictures = schemas.check("result.json", found, schemas.Pictures)
     except StorageError as error:
-        fault = clean(error)
-        run.faults.append(fault[:1].upper() + fault[1:])
+        fault = clean(error).partition(": ")[2]
+        run.faults.append(f"The pictures in result.json are damaged: {fault}")
         return []
     except MissingError:  # without the package that checks them they are not drawn
         return []
