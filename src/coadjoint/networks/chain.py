@@ -242,6 +242,19 @@ class Chain(Net):
         return f"output={self.output!r}"
 
     @property
+    def as_chain(self) -> Chain:
+        """This chain."""
+        return self
+
+    def parameter_names(self) -> list[dict[str, str]]:
+        """For each map, the names in the chain of its parameters, by their names in the map."""
+        names = {id(p): name for name, p in self.named_parameters()}
+        by_map: list[dict[str, str]] = []
+        for module in self.maps:
+            by_map.append({name: names[id(p)] for name, p in module.named_parameters()})
+        return by_map
+
+    @property
     def dropout(self) -> float:  # type: ignore[override]
         """The largest share of entries that one of the maps drops in training."""
         return largest_dropout(self.modules())

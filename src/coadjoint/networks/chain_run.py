@@ -127,14 +127,28 @@ class ChainRun:
                     "coadjoint averages over samples itself."
                 )
             return loss
-        a = self.a.flatten(1)
+        return self.judge(loss, y, mask, reduce).sample_losses(self.a_rows)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the outputs lie in rows: one for each sample."""
+        return Layout(uniform_rows(1, len(self.a)), None)
+
+    @property
+    def a_rows(self) -> Tensor:
+        """The pre-outputs in rows, [B, outputs]."""
+        return self.a.flatten(1)
+
+    def judge(
+        self, loss: LossLike, y: ArrayLike | None, mask: ArrayLike | None, reduce: str
+    ) -> Judge:
+        """The loss as a function of `a_rows`; arguments as in `loss`."""
+        a = self.a_rows
         if y is not None:
             y = tensor_of("the target y", y, a)
             if y.shape == self.a.shape:  # an image as the target of an image
                 y = y.flatten(1)
-        layout = Layout(uniform_rows(1, B), None)
-        judge = Judge.of(self.network, layout, loss, y, mask, reduce, a)
-        return judge.sample_losses(a)
+        return Judge.of(self.network, self.layout, loss, y, mask, reduce, a)
 
     def costates(
         self,

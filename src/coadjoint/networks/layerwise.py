@@ -46,10 +46,10 @@ class Layerwise:
         """
         net = self.run.network
         net.refuse_if_random("components by layer")
-        names = {id(p): name for name, p in net.named_parameters()}
         shares = self.batch.weights(self.lam.loss[None]) / len(self.lam.loss)
         terms: list[Gradient] = []
         exponents: list[int] = []
+        names_by_map = net.parameter_names()
         for i, module in enumerate(net.maps, start=1):
             k = self.lam.exponent[i]
             m = int(k.max())
@@ -57,8 +57,8 @@ class Layerwise:
             entry_axes = (1,) * (mantissa.dim() - 1)
             w = scale(mantissa, (k - m).reshape(-1, *entry_axes)) * shares.reshape(-1, *entry_axes)
             found = pull_parameters(module, self.run.x[i - 1].detach(), w)
-            own_names = {name: names[id(p)] for name, p in module.named_parameters()}
-            terms.append({own_names[name]: g.detach().double() for name, g in found.items()})
+            names = names_by_map[i - 1]
+            terms.append({names[name]: g.detach().double() for name, g in found.items()})
             exponents.append(m)
         return terms, exponents
 
