@@ -204,3 +204,125 @@ def test_frozen_weights_are_left_out():
     assert not any(name.startswith("maps.0") for name in c.packing.names)
     g = c.gradient()
     assert torch.equal(c.push(g)[1][:, :6], torch.zeros(7, 6, dtype=F64))
+
+
+# Galvan's direction
+
+
+def layer_gradients(net, b):
+    """grad_i of each map by autograd: the gradient with copies of the other maps' weights."""
+    chain = Dense(net, b)
+    parts = []
+    for i, f in enumerate(net.maps):
+        x = b.u
+        own = {}
+        for j, g in enumerate(net.maps):
+            theta = {n: p.detach().clone() for n, p in g.named_parameters()}
+            if j == i:
+                own = {n: p.requires_grad_() for n, p in theta.items()}
+            x = torch.func.functional_call(g, theta, (x,))
+        mean = (chain.shares() * chain.losses(x.flatten(1))).sum()
+        grads = torch.autograd.grad(mean, list(own.values())) if own else ()
+        names = net.parameter_names()[i]
+        parts.append({names[n]: g for n, g in zip(own, grads, strict=True)})
+        assert f is net.maps[i]
+    return parts
+
+
+@pytest.mark.parametrize("name", ["temporal", "layerwise"])
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "tied"])
+def test_the_direction_mixes_the_layers_at_norm_one(kind, name):
+    net = KINDS[kind]()
+    weight = torch.linspace(0.5, 2.0, 7, dtype=F64)
+    b = batch_for(net, weight=weight)
+    e = co.BP()(net, b, loss_for(net))
+    d = co.optimisers.DIRECTIONS[name](e, np.random.default_rng(3))
+    parts = [part for part in layer_gradients(net, b) if part]
+    beta = np.random.default_rng(3).dirichlet(np.ones(len(parts)))
+    mixture = {n: torch.zeros_like(g) for n, g in e.gradient.items()}
+    for part, share in zip(parts, beta, strict=True):
+        size = math.sqrt(sum(float(g.square().sum()) for g in part.values()))
+        for n, g in part.items():
+            mixture[n] += share * g / size
+    length = math.sqrt(sum(float(g.square().sum()) for g in mixture.values()))
+    for n, g in mixture.items():
+        assert torch.allclose(d[n], g * e.norm / length, rtol=1e-10, atol=1e-14), n
+
+
+def test_the_direction_reaches_layers_whose_costates_underflow():
+    """200 layers that shrink by 0.3: the first ones' components are below float32's range."""
+    torch.manual_seed(0)
+    net = co.Chain.mlp(4, [4] * 200, 3, output="softmax", gain=0.3, seed=0)
+    b = co.Batch(torch.randn(5, 4), torch.randint(3, (5,)))
+    e = co.BP()(net, b, "cross-entropy")
+    assert float(e.gradient["maps.0.W"].norm()) == 0
+    d = co.optimisers.temporal(e, np.random.default_rng(0))
+    assert float(d["maps.0.W"].norm()) > 0
+    size = math.sqrt(sum(float(g.double().square().sum()) for g in d.values()))
+    assert size == pytest.approx(e.norm, rel=1e-5)
+
+
+def test_the_direction_refuses_penalties_and_dropout():
+    net = mlp()
+    b = batch_for(net)
+    e = co.Penalised("log-ratio", 0.1)(net, b, "cross-entropy")
+    with pytest.raises(co.Unsupported, match="not of a penalty"):
+        co.optimisers.temporal(e, np.random.default_rng(0))
+    dropping = co.Chain(nn.Linear(5, 6), nn.Dropout(0.5), nn.Linear(6, 3), output="softmax").to(F64)
+    e = co.BP()(dropping, b, "cross-entropy")
+    with pytest.raises(co.Unsupported, match=r"components by layer: with dropout=0\.5"):
+        co.optimisers.temporal(e, np.random.default_rng(0))
+
+
+# training
+
+
+def point_of(net, b, loss):
+    """A Point whose objective is the mean loss of one batch."""
+    e = co.BP()(net, b, loss)
+
+    def evaluate():
+        now = co.BP()(net, b, loss)
+        return float(now.objective), now.gradient
+
+    return co.optimisers.Point(
+        net,
+        float(e.objective),
+        e.gradient,
+        e.gradient,
+        lambda: evaluate()[0],
+        evaluate,
+        loss,
+        (b,),
+        lambda: b,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMISERS.keys() - {"ridge"}))
+def test_every_optimiser_lowers_the_loss_of_a_chain(name):
+    net = mlp()
+    b = batch_for(net, 20)
+    stepper = co.optimisers.optimiser(name).stepper(net)
+    before = float(co.BP()(net, b, "cross-entropy").loss)
+    lr = 1.0 if name in ("lbfgs", "hessian-free") else 1e-2
+    for _ in range(5):
+        stepper.step(point_of(net, b, "cross-entropy"), lr)
+    assert float(co.BP()(net, b, "cross-entropy").loss) < before
+
+
+def test_ridge_refuses_a_chain():
+    net = mlp("identity")
+    with pytest.raises(co.Unsupported) as refused:
+        co.optimisers.optimiser("ridge", ridge=1e-3).stepper(net)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("rule", [co.optimisers.Armijo(), co.optimisers.Wolfe()])
+def test_line_searches_lower_the_loss_at_every_step(rule):
+    net = mlp()
+    b = batch_for(net, 20)
+    stepper = co.optimisers.sgd(1.0, rule=rule).stepper(net)
+    for _ in range(4):
+        point = point_of(net, b, "cross-entropy")
+        stepper.step(point, 1.0)
+        assert point.value() < point.objective
