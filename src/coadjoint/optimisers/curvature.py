@@ -8,8 +8,8 @@ With a = a(theta) the pre-outputs of a batch and x = x(theta) its states,
                                 semidefinite where the loss is convex in a
     S  v  = J_x' J_x v / B      how much the states move, t = 1..T, or those of layers i = 1..L
 
-Nothing is differentiated twice through time or depth. The product with the Hessian itself (exact, perhaps
-indefinite) is beside them.
+Nothing is differentiated twice through time or depth. The product with the Hessian itself (exact,
+perhaps indefinite) is beside them.
 
 Example:
     >>> import torch
