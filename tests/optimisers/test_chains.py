@@ -7,7 +7,6 @@ forward pass that is written out here.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -74,7 +73,7 @@ class Dense:
         weights = self.weights(theta)
         x = self.batch.u
         states = []
-        for i, f in enumerate(self.net.maps):
+        for f in self.net.maps:
             own = {}
             for name, p in f.named_parameters():
                 key = next(k for k, q in self.parameters.items() if q is p)

@@ -227,7 +227,7 @@ class StableRank:
         """The mean over samples."""
         unit = f"of {self.largest}"
         says = "directions of the input that the answer depends on"
-        return [Figure("stable rank of dŷ / du", self.mean, unit, says)]
+        return [Figure("stable rank of the input-output Jacobian", self.mean, unit, says)]
 
 
 def stable_rank(e: Evaluation) -> StableRank:

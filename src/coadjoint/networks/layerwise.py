@@ -56,7 +56,9 @@ class Layerwise:
             mantissa = self.lam.mantissa_at(i).detach()
             entry_axes = (1,) * (mantissa.dim() - 1)
             w = scale(mantissa, (k - m).reshape(-1, *entry_axes)) * shares.reshape(-1, *entry_axes)
-            found = pull_parameters(module, self.run.x[i - 1].detach(), w)
+            found: Gradient = {}
+            if any(p.requires_grad for p in module.parameters()):
+                found = pull_parameters(module, self.run.x[i - 1].detach(), w)
             names = names_by_map[i - 1]
             terms.append({names[name]: g.detach().double() for name, g in found.items()})
             exponents.append(m)
