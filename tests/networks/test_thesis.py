@@ -580,8 +580,7 @@ def test_the_tangent_penalty_of_a_chain_is_algorithm_3_3_1(network, record_prope
             found.append(flat(total, layers))
         chain, loss = chain_of(layers, "regression")
         G = co.penalties.tangent(torch.from_numpy(v), torch.from_numpy(beta).flatten(1))
-        # the penalty is the square itself, R of (3.12) half of it
-        e = co.Penalised(G, mu / 2)(chain, batch_of(x, y, "regression"), loss)
+        e = co.Penalised(G, mu)(chain, batch_of(x, y, "regression"), loss)
         ours = of_chain(e.gradient, layers)
         close(ours, summed(found), TOLERANCE, f"{network.__name__} {seed}", least=1e-3)
     record_property("cases", len(SEEDS))

@@ -93,6 +93,11 @@ class ChainRun:
         return self.x
 
     @property
+    def u(self) -> Tensor:
+        """The input x_0, [B, ...]; runs over time call theirs u as well."""
+        return self.x[0]
+
+    @property
     def a(self) -> Tensor:
         """The pre-outputs x_L, [B, ...]."""
         return self.x[-1]

@@ -32,8 +32,7 @@ from torch import Tensor
 
 from ..cells.transport import remembers_origin
 from ..errors import KindError, Unsupported, brief, check_seed, real, renamed_attributes
-from ..sweeps.costates import BaseCostates, Costates, keep_where_zero, norm
-from ..sweeps.layout import check_dense
+from ..sweeps.costates import TIME, BaseCostates, Costates, keep_where_zero, norm
 from ..sweeps.rows import scale
 from .draws import random_signs
 
@@ -46,6 +45,10 @@ from .penalty_type import penalty as penalty
 from .schedules import exponential as exponential
 from .schedules import inverse_time as inverse_time
 from .schedules import linear as linear
+from .tangents import output_change as output_change
+from .tangents import shifts as shifts
+from .tangents import tangent as tangent
+from .tangents import tangent_loss as tangent_loss
 from .weights import Steered as Steered
 
 
@@ -208,6 +211,11 @@ def omega_published(lam: BaseCostates) -> Tensor:
     gradient); steps with ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and samples is
     divided by the number of steps left: one value for the batch, given to every sample.
     """
+    if lam.axis is not TIME or getattr(lam, "per", None) is not None:
+        raise Unsupported(
+            "penalty 'omega-published' is that of published code: it differentiates with respect "
+            f"to one W shared by all steps {TIME.through}. Use 'omega'."
+        )
     # the run of a cell that is a formula; a step function has none
     run = None if lam.sweep is None else lam.sweep.formula
     if run is None or run.W is None or not isinstance(lam, Costates):
@@ -286,26 +294,6 @@ def network_run(lam: BaseCostates, name: str) -> Any:
 
 
 @remembers_origin
-def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
-    """sum over outputs (and steps) of (DF(u) v - beta)^2: the change of y_hat along the input
-    direction v [T, B, inputs] should be beta.  The tangent loss of Simard et al. (1992), as in
-    Caterini's framework (section 3).
-    """
-    check_dense("the direction v", v)
-
-    def value(lam: BaseCostates) -> Tensor:
-        """Sum of (DF(u) v - beta)^2 over outputs, and over steps if each has outputs: [B]."""
-        change: Tensor = network_run(lam, "tangent").push(v) - beta  # [B, outputs] or [T, B, ...]
-        if change.dim() == 2:
-            return change.square().sum([1])
-        # steps after a sample's end do not count
-        change = torch.where(lam.mask[1:, :, None], change, 0)
-        return change.square().sum([0, 2])
-
-    return Penalty("tangent", value, tangent.__doc__)
-
-
-@remembers_origin
 def of_output(G: PenaltyLike = "variance") -> Penalty:
     """mean over outputs k of G applied to d y_hat_k / dx_t instead of dL/dx_t; y_hat is that of the
     sample's last step.
@@ -323,7 +311,7 @@ def of_output(G: PenaltyLike = "variance") -> Penalty:
         values = []
         for k in range(outputs):
             of_output_k = run.costates(lambda y_hat, k=k: y_hat[:, k], mask=at_end)
-            values.append(inner(of_output_k))
+            values.append(inner(lam.of(of_output_k)))
         return functools.reduce(torch.add, values) / outputs
 
     return Penalty(f"{inner.name} of the output", value, of_output.__doc__)

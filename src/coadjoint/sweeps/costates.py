@@ -156,6 +156,10 @@ class BaseCostates(ABC):
         entry_axes = mantissa.dim() - 1  # a sample's entries have one exponent in common
         return scale(mantissa, self.exponent[i].reshape(-1, *(1,) * entry_axes))
 
+    def of(self, other: BaseCostates) -> BaseCostates:
+        """Other costates of the same run in the coordinates of these: here, as they are."""
+        return other
+
     @property
     def layers(self) -> Sequence[BaseCostates]:
         """The costates of each layer; of a network with one layer, these."""
