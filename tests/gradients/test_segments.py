@@ -457,6 +457,7 @@ def test_the_command_line_says_what_a_gradient_will_take(monkeypatch):
     pytest.importorskip("pydantic")
     from coadjoint.cli import build
     from coadjoint.cli import flags as setting_flags
+    from coadjoint.cli.memory import format_bytes
 
     assert [setting_flags.parse_flag("gradient", "segments", text) for text in ("4", "auto")] == [
         4,
@@ -476,7 +477,7 @@ def test_the_command_line_says_what_a_gradient_will_take(monkeypatch):
     assert method.segments == "auto"
     predicted = memory.predict(job.network, 30, 32, method)
     assert job.notes[-1 if len(job.notes) == 1 else -2].startswith(
-        f"a gradient at T = 30 takes about {build.format_bytes(predicted)}"
+        f"a gradient at T = 30 takes about {format_bytes(predicted)}"
     )
     assert build.build(setting_flags.resolve(None, asked)).notes == ()
     monkeypatch.setattr(memory, "predict", lambda *_: 2 * 10**9)

@@ -28,7 +28,7 @@ from .truncated import Truncated
 
 OptionValues = Mapping[str, Any]
 METHODS = ("bptt", "penalised", "truncated", "rtrl")
-WEIGHT_SCHEDULES = ("constant", "inverse-time", "exponential", "linear", "steered")
+WEIGHT_SCHEDULES = ("constant", "inverse-time", "exponential", "linear", "pretrain", "steered")
 
 # Options that have an effect only with some values of another option.
 APPLIES: AppliesTable = {
@@ -83,8 +83,8 @@ def make(
         tangent_directions: For "random" ones: how many are drawn at each step, 1 by default.
         weight: rho, 1 by default. With a constant weight of 0 the method is plain BPTT.
         weight_schedule: "constant", "inverse-time" and "exponential" (with weight_rate), "linear"
-            (to weight_end over `steps`), or "steered" (to weight_target, by weight_gain), which is
-            the default if a weight_target is given.
+            (to weight_end over `steps`), "pretrain" (0 after the steps of pretrain), or "steered"
+            (to weight_target, by weight_gain), which is the default if a weight_target is given.
         weight_rate: The rate of the schedules "inverse-time" and "exponential".
         weight_end: The last weight of the schedule "linear", 0 by default.
         weight_target: The decay of costates per step that "steered" aims at.
@@ -210,6 +210,8 @@ def _make_weight(options: OptionValues, steps: int | None) -> float | Schedule |
         if steps is None:
             raise OptionError("$weight_schedule linear needs $steps.")
         return schedules.linear(rho, options["weight_end"] or 0.0, steps)
+    if schedule == "pretrain":
+        return _make_pretraining(rho, options["pretrain"])
     rate = options["weight_rate"]
     if rate is None:
         raise OptionError(f"$weight_schedule {schedule} needs $weight_rate.")
@@ -220,6 +222,17 @@ def _make_weight(options: OptionValues, steps: int | None) -> float | Schedule |
             f"$weight_schedule exponential needs a $weight_rate of at most 1; got {rate}."
         )
     return schedules.exponential(rho, rate)
+
+
+def _make_pretraining(rho: float, pretrain: int | None) -> Schedule:
+    """Return a weight that is rho while pretraining, and 0 afterwards."""
+    if pretrain is None:
+        raise OptionError("$weight_schedule pretrain needs $pretrain, its number of steps.")
+    if rho == 0:
+        raise OptionError(
+            "$pretrain minimises the penalty alone, but $weight 0 turns the penalty off."
+        )
+    return schedules.pretrain(rho, pretrain)
 
 
 def _make_steered(rho: float, options: OptionValues) -> weights.Steered:

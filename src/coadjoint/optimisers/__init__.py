@@ -52,6 +52,7 @@ from .schedules import (
     inverse_time,
     linear,
     plateau,
+    pretraining,
 )
 from .step_rules import Armijo, Galvan, Wolfe
 from .steppers import (
@@ -102,6 +103,7 @@ __all__ = [
     "nesterov",
     "optimiser",
     "plateau",
+    "pretraining",
     "recipe_of",
     "ridge",
     "rmsprop",

@@ -115,6 +115,7 @@ class BaseCostates(ABC):
     loss: Tensor  # [B]
     trajectory: StatesRun  # the run they belong to
     axis: Axis = TIME
+    first: int = 1  # where penalties begin: lam_0 is that of the input or the initial state
     sweep: SweepRun | None = None  # the recurrence's run, if the network is one
 
     @property
