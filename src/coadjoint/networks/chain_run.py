@@ -20,6 +20,7 @@ from ..sweeps.costates import Axis, BaseCostates, stack_padded
 from ..sweeps.layout import Layout, check_dense, tensor_of
 from ..sweeps.norms import keep_where_zero, norm
 from ..sweeps.rows import scale, uniform_rows
+from .chain_loss import losses_and_slopes
 from .judge import Judge
 from .layers import refuse_transforms
 from .layerwise import Layerwise
@@ -127,6 +128,12 @@ class ChainRun:
         mask    weights of the samples' losses, [B]; 0 leaves one out, whatever y holds there
         reduce  makes no difference here: a sample has one output
         """
+        return self._loss_and_slope(loss, y, mask, reduce)[0]
+
+    def _loss_and_slope(
+        self, loss: LossLike | Tensor, y: ArrayLike | None, mask: Tensor | None, reduce: str
+    ) -> tuple[Tensor, Tensor | None]:
+        """The loss of each sample, [B], and its slope by a, shaped like a, if that is known."""
         B = len(self.a)
         if isinstance(loss, Tensor):
             if check_dense("the loss", loss).shape != (B,):
@@ -135,7 +142,7 @@ class ChainRun:
                     f"the loss is {got}; expected one value for each sample, shape [{B}]. "
                     "coadjoint averages over samples itself."
                 )
-            return loss
+            return loss, None
         a = self.a.flatten(1)
         if y is not None:
             y = tensor_of("the target y", y, a)
@@ -143,7 +150,8 @@ class ChainRun:
                 y = y.flatten(1)
         layout = Layout(uniform_rows(1, B), None)
         judge = Judge.of(self.network, layout, loss, y, mask, reduce, a)
-        return judge.sample_losses(a)
+        value, slope = losses_and_slopes(judge, a)
+        return value, None if slope is None else slope.view(self.a.shape)
 
     def costates(
         self,
@@ -162,8 +170,9 @@ class ChainRun:
         create_graph = torch.is_grad_enabled()
         run = self if isinstance(loss, Tensor) else self.with_graph()
         with torch.enable_grad():
-            value = run.loss(loss, y, mask=mask, reduce=reduce)
-            top = run._loss_gradient(value, create_graph)
+            value, top = run._loss_and_slope(loss, y, mask, reduce)
+            if top is None:
+                top = run._loss_gradient(value, create_graph)
             blocks = run._costate_blocks(top, create_graph)
         if not create_graph:
             value = value.detach()
