@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..cells.activations import ACTIVATIONS
 from ..cells.classic import elman
 from ..sweeps import engines
+from ..sweeps.affine import plus
 from ..sweeps.functions import (
     Context,
     Gradients,
@@ -22,6 +23,7 @@ from ..sweeps.functions import (
     is_transformed,
     with_quick_apply,
 )
+from ..sweeps.memory import empty
 from ..sweeps.plan import SweepPlan
 from ..sweeps.rows import Rows, uniform_rows
 from ..sweeps.run import FormulaRun
@@ -118,8 +120,9 @@ def run_dense(layers: Sequence[nn.Module], x: Tensor) -> DenseStretch:
     parameters = (*weights, *biases)
     # Stacked has no derivative in forward mode; torch's own operations do.
     stack = stack_layers if is_transformed() else stack_at_once
-    W, base = stack(len(x), parameters)
-    return DenseStretch(FormulaRun.run(plan, base, None, W, x, None))
+    W, same_W, base = stack(len(x), parameters)
+    run = FormulaRun.run(plan, base, None, W, x, None)
+    return DenseStretch(replace(run, W=same_W))
 
 
 class StackedContext(Context):
@@ -130,45 +133,62 @@ class StackedContext(Context):
 
 @with_quick_apply
 class Stacked(SweepFunction):
-    """apply(B, *weights [n, n], *biases [n]) -> (W [L, n, n], base [L B, n]) of L dense layers.
+    """apply(B, *weights [n, n], *biases [n]) -> (W, W, base) of L dense layers, as stack_layers.
 
-    base repeats the bias of each layer for its B samples. This is one node of torch's graph,
-    instead of views of every parameter.
+    This is one node of torch's graph, instead of views of every parameter.
     """
 
     @staticmethod
-    def forward(B: int, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights one after the other, and the biases, each B times."""
-        return stack_layers(B, parameters)
+    def forward(B: int, *parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights one after the other, twice, and the biases, each B times."""
+        W, _, base = stack_layers(B, parameters)
+        return W, W.detach(), base
 
     @staticmethod
-    def setup_context(ctx: StackedContext, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(
+        ctx: StackedContext, inputs: Inputs, output: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
         """Keep the number of samples."""
         ctx.B = inputs[0]
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: StackedContext, gW: Tensor | None, gbase: Tensor | None) -> Gradients:
+    def backward(
+        ctx: StackedContext, gW: Tensor | None, gW_too: Tensor | None, gbase: Tensor | None
+    ) -> Gradients:
         """The gradient by each weight, and by each bias, summed over samples."""
         L = len(ctx.needs_input_grad) // 2
         by_weight: Gradients = [None] * L
         by_bias: Gradients = [None] * L
-        if gW is not None:
-            by_weight = gW.unbind(0)
+        total = sum_in_used_memory(gW, gW_too)
+        if total is not None:
+            by_weight = total.unbind(0)
         if gbase is not None:
             by_bias = gbase.view(L, ctx.B, -1).sum(1).unbind(0)
         return None, *by_weight, *by_bias
 
 
-def stack_layers(B: int, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """W and base of Stacked, by torch; parameters: all weights, then all biases."""
+def stack_layers(B: int, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """W [L, n, n] twice and base [L B, n] of L dense layers: all weights, then all biases.
+
+    base repeats the bias of each layer for its B samples. One W is for the states and one for the
+    costates, so that Stacked is given both of their gradients.
+    """
     L = len(parameters) // 2
     biases = torch.stack(parameters[L:])
     base = biases[:, None].expand(-1, B, -1).flatten(0, 1)
-    return torch.stack(parameters[:L]), base
+    W = torch.stack(parameters[:L])
+    return W, W, base
 
 
-def stack_at_once(B: int, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def stack_at_once(B: int, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """The same as one node of the graph."""
-    W, base = Stacked.apply(B, *parameters)
-    return W, base
+    W, same_W, base = Stacked.apply(B, *parameters)
+    return W, same_W, base
+
+
+def sum_in_used_memory(y: Tensor | None, z: Tensor | None) -> Tensor | None:
+    """y + z, None counting as zero, in memory that was used before."""
+    if y is None or z is None or torch.is_grad_enabled():
+        return plus(y, z)
+    return torch.add(y, z, out=empty(y.shape, y))

@@ -219,4 +219,7 @@ def is_traced(*tensors: Tensor) -> bool:
     """
     if fake_mode_is_on() or proxy_mode_is_on():
         return True
-    return any(not is_ordinary(type(y)) and is_fake(y) for y in tensors)
+    for y in tensors:
+        if type(y) not in PLAIN and not is_ordinary(type(y)) and is_fake(y):
+            return True
+    return False
