@@ -27,7 +27,8 @@ from typing import Any
 
 from coadjoint.training import json_rows, storage
 
-COMMON = "--probes 8 --batch 16 --hidden 12"
+COMMON = "--probes 8 --batch 16"
+RECURRENT = "--hidden 12"
 FRESH = "--tests 100 --confirm 200"  # for tasks that draw their held-out sequences
 CASES = {
     "elman adam": "temporal-order --length 20 --steps 500 --every 50 --checkpoint 35",
@@ -44,6 +45,9 @@ CASES = {
     "gru nesterov penalised accumulate": "temporal-order --cell gru --length 12 "
     "--optimiser nesterov --accumulate 2 --penalty log-ratio --steps 150 --every 30 "
     "--checkpoint 10",
+    "chain isometry finite": "digits-flat --chain 12x8 --gain 0.5 --penalty isometry --pretrain 60 "
+    "--pretrain-lr 3e-3 --weight-schedule pretrain --dropout 0.1 --schedule cosine --steps 200 "
+    "--every 30 --checkpoint 17",
 }  # fmt: skip
 MOST = 5  # kills of one run
 
@@ -53,6 +57,7 @@ def words(case: str) -> list[str]:
         "train",
         *CASES[case].split(),
         *COMMON.split(),
+        *(RECURRENT.split() if "chain" not in case else []),
         *(FRESH.split() if "finite" not in case else []),
     ]
 

@@ -254,8 +254,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "z |= {g: (z[g] - v[g])"): "base is 0 for a gate that has a side array",
     ("sweeps/rows.py", "skip-branch",
         "if self.uniform: -> if False:"): "samples of one length take the general path",
-    ("networks/maps/dense.py", "check_tau",
-        "tau_adjoint = (tau_adjoint)"): "torch finds the adjoint of the transpose, too",
     ("networks/maps/dense.py", "nearly_equal",
         "eps * (size))"): "it matters where a sum happens to be near zero",
     ("networks/trajectory.py", "flip-sign", "h - torch.zeros_like(h)"): "minus zero",

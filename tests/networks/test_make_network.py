@@ -12,8 +12,8 @@ import coadjoint as co
 from coadjoint.cells import library, steps
 from coadjoint.cli import build, flags
 from coadjoint.errors import InputError, OptionError
-from coadjoint.networks import factory
-from coadjoint.training.network_section import NetworkSection, Shape
+from coadjoint.networks import chain_factory, factory
+from coadjoint.training.network_section import RECURRENT_DEFAULTS, NetworkSection, Shape
 
 XOR = {"inputs": 2, "outputs": 1, "output": "sigmoid"}
 SORTING = {"inputs": 3, "outputs": 4, "readout": "sequence", "output": "softmax"}
@@ -102,14 +102,16 @@ def test_one_call_builds_an_encoder_and_decoder(network):
 def test_every_key_of_the_settings_is_a_keyword():
     """With the defaults of the settings; what is not in a signature is an option of some cell."""
     taken = {
+        **inspect.signature(chain_factory.construct_chain).parameters,
         **inspect.signature(factory.construct).parameters,
         **inspect.signature(factory.make).parameters,
     }
     of_cells = {key for name in factory.CELL_NAMES for key in factory.cell_options(name)}
     for key, field in NetworkSection.model_fields.items():
         assert key in taken or key in of_cells
-        if key in taken and field.default is not None:
-            assert taken[key].default == field.default
+        default = RECURRENT_DEFAULTS.get(key, field.default)
+        if key in taken and default is not None:
+            assert taken[key].default == default
     own = {"seed", "device", "dtype", "options", *Shape.model_fields}
     assert set(taken) - own <= set(NetworkSection.model_fields)
 

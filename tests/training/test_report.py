@@ -1055,3 +1055,9 @@ def test_results_without_a_goal_under_other_budgets_and_interrupted_are_said():
     assert (a[1:4], b[1:4]) == (["1 of 2", "0 of 2", "–"], ["1 of 1", "–", "1 of 1"])
     assert a[4:] == ["5", "9", "1.67 min", "1"]
     assert copied[1] == "no goal; 1 of 2 ended"
+
+
+def test_the_largest_numbers_are_not_rounded_to_infinity():
+    assert curves_module.json_numbers([1.79769e308, -1.79769e308, math.inf]) == [
+        1.79769e308, -1.79769e308, None]  # fmt: skip
+    assert curves_module.json_numbers([1.79765e308]) == [1.79765e308]

@@ -8,6 +8,8 @@ schema               the sections of settings, whose fields are the flags and ke
                      in training/network_section)
 flags                settings from flags and files, and lines about invalid ones
 build, build_online  from settings to objects, by the `make` of each package
+chains               which settings mean a network without time, its defaults and its task
+memory               notes on the memory of a gradient
 past                 which settings of a resumed run may change
 progress             progress lines and bars
 train                train, resume, replay
@@ -16,6 +18,7 @@ lists                tasks, cells
 online, compare, diagnose, demo    the commands of these names
 benchmark            bench
 compared_runs        a comparison: laid out, run and collected
+words                the settings of its rows as words
 outcomes, workers    what came of its runs; their processes
 preloaded            imports that these processes share
 bench/               speed compared with other libraries

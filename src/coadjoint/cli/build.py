@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, MissingError, NumericalError, refuse_options
 from ..training.network_section import Shape
+from . import chains
 from .flags import KeyValues, errors_name_flags, flag, given_values, to_plain_dict
+from .memory import memory_notes
 from .past import MAY_CHANGE, refuse_if_changed, refuse_if_other_network
 from .schema import Config
 
 if TYPE_CHECKING:
     from ..gradients.method import Method
+    from ..networks.chain import Chain
     from ..networks.network import Network
     from ..networks.seq2seq import EncoderDecoder
     from ..networks.stack import Stack
@@ -33,10 +36,9 @@ if TYPE_CHECKING:
     from ..training.curriculum import Easiest
     from ..training.storage import CheckpointOutline
 
-    AnyNetwork = Network | Stack | EncoderDecoder
+    AnyNetwork = Network | Stack | EncoderDecoder | Chain
 
 ENDLESS = 2**31 - 1  # steps of a run that only a budget ends
-MUCH_MEMORY = 1e9  # bytes of one gradient beyond which segments are suggested
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def build(config: Config, past: CheckpointOutline | None = None) -> Job:
     config = resolve_dependent_keys(config)
     refuse_if_changed(config, past)
     device = choose_device(config.training.device)
-    set_threads(config.training.threads, config.network.hidden)
+    with errors_name_flags():
+        set_threads(config.training.threads, chains.widest_layer(config))
     task = task_of(config)
     check_size_settings(config, task)
     config = resolve_defaults(config, task, device)
@@ -69,8 +72,9 @@ def build(config: Config, past: CheckpointOutline | None = None) -> Job:
     # One sequence of the first step is enough to see what is refused, and how long sequences are.
     sample = net.move_batch(task.batch(0, 1, config.training.seed))
     try_out(net, sample, task.loss, arguments, config.training.seed)
-    notes = [*getattr(task, "notes", ())]  # the user's own data has notes on how it was read
-    notes += memory_notes(net, len(sample.u), config, arguments["gradient"])
+    # The user's own data has notes on how it was read, a chain on what its text left out.
+    notes = [*getattr(task, "notes", ()), *getattr(net, "notes", ())]
+    notes += memory_notes(net, sample, config.training, arguments["gradient"])
     return Job(config, net, task, arguments, tuple(notes))
 
 
@@ -88,26 +92,23 @@ def resolve_dependent_keys(config: Config) -> Config:
     A setting that would have no effect is refused: it is a mistake or a misunderstanding.
     """
     from ..gradients import factory as gradients
-    from ..networks import factory as networks
     from ..optimisers import factory as optimisers
 
-    network = config.network
     gradient = config.gradient
     optimiser = config.optimiser
-    initial = networks.initialiser_options(
-        network.cell or "elman", network.init, network.radius, network.inner, network.std
-    )
+    initial, network_complaints = chains.initial_options(config)
     method = gradients.defaults(gradient.method, gradient.penalty, gradient.weight)
     method_name = gradients.method_name(gradient.method, gradient.penalty)
     # Settings of other sections with which some optimisers cannot work.
-    beside = {"dropout": network.dropout, **given_values(config.training)}
+    beside = {"dropout": config.network.dropout, **given_values(config.training)}
     complaints = [
-        *networks.list_idle_options(
-            given_values(network), initial["init"], network.readout or "last"
-        ),
+        *network_complaints,
         *gradients.list_idle_options(method_name, given_values(gradient)),
         *optimisers.idle_complaints(
-            optimiser.name, given_values(optimiser), optimiser.schedule, optimiser.warmup
+            optimiser.name,
+            {"pretrain_lr": gradient.pretrain_lr, **given_values(optimiser)},
+            optimiser.schedule,
+            optimiser.warmup,
         ),
         *optimisers.clash_complaints(optimiser.name, optimiser.direction, method_name, beside),
     ]
@@ -127,9 +128,9 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
     from ..optimisers.factory import default_lr
 
     training = config.training
-    cell = config.network.cell
-    if cell is None:
-        cell = "gru" if task.readout == "sequence" else "elman"
+    network: KeyValues = chains.default_layers(config, task) if task.shape else {}
+    if task.shape is None and config.network.cell is None:
+        network = {"cell": "gru" if task.readout == "sequence" else "elman"}
     per_epoch = steps_per_epoch(task, training.batch * training.accumulate)
     steps = training.steps
     if steps is None and training.epochs and per_epoch:
@@ -149,7 +150,7 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
         resolved["tests"] = training.tests or 1000
         resolved["confirm"] = training.confirm or 10_000
     lr = default_lr(config.optimiser.name, config.optimiser.lr)
-    return replace_values(config, network={"cell": cell}, optimiser={"lr": lr}, training=resolved)
+    return replace_values(config, network=network, optimiser={"lr": lr}, training=resolved)
 
 
 def steps_per_epoch(task: Task, batch: int) -> int | None:
@@ -238,7 +239,13 @@ def network_of(config: Config, task: Task | File, device: str) -> AnyNetwork:
         options = network_options(config.network, Shape.of(task), config.training.precision)
         net = networks.make(**options, seed=config.training.seed, device=device)
     # "each" averages over the layers, which is harmless where there is one.
-    if config.gradient.penalty_on not in (None, "each") and net.one_layer is not None:
+    chooses_layers = config.gradient.penalty_on not in (None, "each")
+    if chooses_layers and isinstance(net, networks.Chain):
+        raise ConfigError(
+            "--penalty-on chooses among recurrent layers; in a chain the penalty is on all of its "
+            "layers: leave it out."
+        )
+    if chooses_layers and net.one_layer is not None:
         raise ConfigError(
             "--penalty-on chooses among layers, but this network has only one: give --layers, "
             "or a list of cells."
@@ -250,57 +257,19 @@ def gradient_of(config: Config) -> Method:
     """The gradient method of a config; a linear schedule of its weight ends at the last step."""
     from .. import gradients
 
+    options = given_values(config.gradient)
+    options.pop("pretrain_lr", None)  # the optimiser's
     with errors_name_flags():
-        return gradients.make(**given_values(config.gradient), steps=config.training.steps)
+        return gradients.make(**options, steps=config.training.steps)
 
 
 def optimiser_of(config: Config) -> Optimiser:
     """The optimiser of a config."""
     from .. import optimisers
 
+    pretraining = config.gradient.model_dump(include={"pretrain", "pretrain_lr"})
     with errors_name_flags():
-        return optimisers.make(**given_values(config.optimiser))
-
-
-def memory_notes(net: AnyNetwork, T: int, config: Config, method: Method) -> list[str]:
-    """How much memory one gradient takes, where segments are used or would help.
-
-    T: time steps of a sequence. Only networks of one layer with a formula can be predicted.
-    """
-    from ..gradients import memory
-    from ..gradients.bptt import BPTT
-    from ..gradients.penalised import Penalised
-
-    layer = net.one_layer
-    if layer is None or layer.cell is None or not isinstance(method, BPTT | Penalised):
-        return []
-    batch = config.training.batch
-    probes = config.training.probes
-    needed = memory.predict(layer, T, batch, method)
-    gradient = f"a gradient at T = {T:,} takes about {format_bytes(needed)}"
-    if method.segments is None:
-        if needed <= MUCH_MEMORY:
-            return []
-        return [f"{gradient} of memory; --segments auto would take less"]
-    memory.steady()  # keeps freed segments from leaving holes in the heap
-    unsegmented: Method = BPTT()
-    if isinstance(method, Penalised):
-        unsegmented = Penalised(method.penalty)
-    in_one = memory.predict(layer, T, batch, unsegmented)
-    notes = [f"{gradient} of memory ({format_bytes(in_one)} without segments)"]
-    # A validation keeps the states and the costates of its probes: twice what a gradient keeps.
-    probing = 2 * memory.predict(layer, T, probes, BPTT())
-    if probing > needed:
-        notes.append(
-            f"validation uses no segments: the costates of --probes {probes} sequences take "
-            f"about {format_bytes(probing)}"
-        )
-    return notes
-
-
-def format_bytes(count: float) -> str:
-    """A number of bytes in GB or MB."""
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+        return optimisers.make(**given_values(config.optimiser), **pretraining)
 
 
 def describe(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
@@ -315,7 +284,7 @@ def describe(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
     settings["training"] = {k: v for k, v in training.items() if k not in MAY_CHANGE}
     return {
         "network": network,
-        "shape": Shape.of(net).model_dump(),
+        "shape": Shape.of(net).to_dict(),
         "precision": config.training.precision,
         "data": task.describe() if hasattr(task, "describe") else None,
         "task": task.name,
@@ -323,14 +292,14 @@ def describe(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
     }
 
 
-def set_threads(threads: int | None, hidden: int) -> None:
+def set_threads(threads: int | None, units: int) -> None:
     """Set torch's CPU threads; by default one for small networks, which are slower on several.
 
-    A network of more than 256 units keeps torch's own choice.
+    units: of the widest layer; a network of more than 256 keeps torch's own choice.
     """
     import torch
 
-    if threads is not None or hidden <= 256:
+    if threads is not None or units <= chains.FEW_UNITS:
         torch.set_num_threads(threads or 1)
 
 
@@ -350,6 +319,13 @@ def choose_device(name: str) -> str:
 
 def task_of(config: Config) -> Task:
     """The built-in task of a config, or the user's own data as a task."""
+    task = chains.restoring_task(config, named_task(config))
+    chains.refuse_if_mismatched(config, task)
+    return task
+
+
+def named_task(config: Config) -> Task:
+    """The task that a config names, or the user's own data as a task."""
     name = config.task.name
     options = given_values(config.task)
     # The task is made without these: its name, and what `curriculum_of` reads for any task.
@@ -365,6 +341,8 @@ def task_of(config: Config) -> Task:
             f"{flag('data', next(iter(data)))} applies to your own data (--train FILE), not to "
             f"task '{name}'."
         )
+    if config.network.noise is not None and chains.has_noise(config):
+        options["noise"] = config.network.noise
     return built_in_task(name, options)
 
 
@@ -385,6 +363,7 @@ def data_task(config: Config, options: KeyValues, data: KeyValues) -> Task:
             f"{flag('task', next(iter(options)))} applies to built-in tasks, not to your own data."
         )
     dtype = "float64" if config.training.precision == 64 else "float32"
+    data |= chains.data_options(config)
     return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
 
 
@@ -395,10 +374,10 @@ def built_in_task(name: str, options: KeyValues) -> Task:
     known = tasks.options(name)
     for key in options:
         if key not in known:
-            raise ConfigError(
-                f"{flag('task', key)} has no effect on task '{name}'; its options: "
-                f"{', '.join(known)}."
+            its_options = (
+                f"; its options: {', '.join(known)}." if known else ", which has no options."
             )
+            raise ConfigError(f"{flag('task', key)} has no effect on task '{name}'{its_options}")
     return tasks.make(name, **options)
 
 

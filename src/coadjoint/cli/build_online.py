@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from ..training.network_section import CELL_OPTIONS, NetworkSection, Shape
+from . import chains
 from .build import (
     gradient_of,
     network_of,
@@ -116,7 +117,7 @@ def build_stream_job(
     refuse_if_not_online(config)
     config = resolve_dependent_keys(resolve_online_defaults(config))
     refuse_if_changed(config, past)
-    set_threads(config.training.threads, config.network.hidden)
+    set_threads(config.training.threads, chains.widest_layer(config))
     dtype = torch.float64 if config.training.precision == 64 else torch.float32
     data = given_values(config.data)
     stream = online.read(data.pop("train"), classes=classes, dtype=dtype, **data)

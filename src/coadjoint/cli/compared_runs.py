@@ -32,6 +32,7 @@ from .outcomes import (
     refuse_if_outside,
 )
 from .progress import Report, RunsReporter
+from .words import split_words
 from .workers import Worker, wait_for
 
 ENDED = ("success", "finished", "early-stopped", "failed")
@@ -70,7 +71,7 @@ def parse_variants(
 
     what, example: what the text is for and how it should look, in an error.
     """
-    words = text.split()  # a name, then key=value or key=a|b
+    words = split_words(text, what)  # a name, then key=value or key=a|b
     if not words or "=" in words[0]:
         raise ConfigError(f"{what} takes a name and settings, such as {example!r}; got {text!r}.")
     name = words[0]

@@ -58,7 +58,9 @@ def diagnose(
         "--radius",
         help="initial spectral radius of W; several values, a,b,c, are plotted side by side",
     ),
-    samples: int = typer.Option(100, "--samples", min=1, help="number of held-out sequences"),
+    samples: int = typer.Option(
+        100, "--samples", min=1, help="number of held-out sequences or samples"
+    ),
     only: Optional[str] = typer.Option(
         None, "--only", help="run these diagnostics only: temporal,decay,lyapunov, ..."
     ),
@@ -108,7 +110,8 @@ def diagnose(
     else:
         findings = next(iter(examinations.values()))
     number = len(evaluation.losses)  # the same for every subject; a finite set may hold fewer
-    count = f"{number:,} held-out sequence{'' if number == 1 else 's'}"
+    unit = "sequence" if first.task.shape is None else "sample"
+    count = f"{number:,} held-out {unit}{'' if number == 1 else 's'}"
     about = describe_subjects(subjects, count)
     diagnoses.save(folder, findings, about)
     # In a run folder, diagnostics are a section of the run's page; elsewhere they have their own.

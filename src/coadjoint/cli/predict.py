@@ -16,17 +16,18 @@ def predict(
     data: Path = typer.Argument(
         ...,
         metavar="DATA",
-        help="a file with the columns of the training file; the target may be missing",
+        help="a file with the columns of the training file, or a folder of images for a chain; the "
+        "target may be missing",
     ),
     out: Path = typer.Option(Path("predictions.csv"), "--out", "-o", help="the file to write"),
 ) -> None:
-    """Predict new sequences with a run that was trained on your own data."""
-    from ..training.predict import predict as predict_file
+    """Predict new sequences or samples with a run that was trained on your own data."""
+    from ..training.predict import predict_file
 
-    count, notes = predict_file(run, data, out, warn)
-    for note in notes:
+    prediction = predict_file(run, data, out, warn)
+    for note in prediction.notes:
         print_escaped(note)
-    print_escaped(f"{count} sequences -> {out}")
+    print_escaped(f"{len(prediction)} {prediction.unit}s -> {out}")
 
 
 @app.command()

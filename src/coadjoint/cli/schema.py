@@ -67,7 +67,11 @@ class TaskSection(Section):
 class DataSection(Section):
     """Your own data."""
 
-    train: str | None = Field(None, description="training data: .csv, .parquet, .npz, .npy or .ts")
+    train: str | None = Field(
+        None,
+        description="training data: .csv, .parquet, .npz, .npy or .ts; for a --chain also a folder "
+        "of images",
+    )
     valid: str | None = Field(
         None, description="validation data; split off from the training data by default"
     )
@@ -77,8 +81,9 @@ class DataSection(Section):
     split: tuple[UnitFloat, UnitFloat, UnitFloat] | None = Field(
         None, description="train,valid,test: share of the sequences for each"
     )
-    kind: Literal["classify", "regress", "next"] | None = Field(
-        None, description="predict a label, a number or the next time step"
+    kind: Literal["classify", "regress", "next", "reconstruct"] | None = Field(
+        None,
+        description="predict a label, a number, the next time step, or (without time) the inputs",
     )
     at: Literal["last", "every"] | None = Field(
         None, description="one target per sequence, or one per time step"
@@ -127,14 +132,27 @@ class GradientSection(Section):
         description="stacks: average the penalty over the layers (default), take the top layer, "
         "or treat all layers as one state",
     )
+    penalty_per: Literal["sqrt-n"] | None = Field(
+        None,
+        description="root mean squares of costates in place of norms, for layers whose widths "
+        "differ",
+    )
+    tangent: Literal["random", "shifts"] | None = Field(
+        None,
+        description="tangent: directions of the input, random signs (default) or shifts of images",
+    )
+    tangent_directions: PositiveInt | None = Field(
+        None, description="tangent: random directions drawn at each training step (default 1)"
+    )
     weight: NonNegativeFloat | None = Field(
         None, description="weight rho of the penalty (default 1); 0 is plain backpropagation"
     )
     weight_schedule: (
-        Literal["constant", "inverse-time", "exponential", "linear", "steered"] | None
+        Literal["constant", "inverse-time", "exponential", "linear", "pretrain", "steered"] | None
     ) = Field(
         None,
-        description="how the weight changes during training; steered if --weight-target is given",
+        description="how the weight changes during training; pretrain: 0 after --pretrain; "
+        "steered if --weight-target is given",
     )
     weight_rate: PositiveFloat | None = Field(
         None, description="inverse-time: weight/(1 + rate step); exponential: weight rate^step"
@@ -145,7 +163,8 @@ class GradientSection(Section):
     weight_target: PositiveFloat | None = Field(
         None,
         description=(
-            "steered: adjust the weight until the costates decay by this |log| per time step"
+            "steered: adjust the weight until the costates decay by this |log| per time step or "
+            "layer"
         ),
     )
     weight_gain: PositiveFloat | None = Field(
@@ -157,6 +176,9 @@ class GradientSection(Section):
     pretrain: PositiveInt | None = Field(
         None,
         description=("penalised: minimise only the penalty for this many training steps first"),
+    )
+    pretrain_lr: PositiveFloat | None = Field(
+        None, description="step size during --pretrain (default: --lr)"
     )
     k1: PositiveInt | None = Field(None, description="truncated: time steps between gradients")
     k2: PositiveInt | None = Field(

@@ -152,6 +152,7 @@ def tensorboard_logger(folder: Path) -> Logger:
     "coadjoint train temporal-order --length 50 --penalty log-ratio --clip 1",
     "coadjoint train addition --cell lstm --length 50,60 --ragged --schedule cosine",
     "coadjoint train --train data.csv --id series --target label --patience 10",
+    "coadjoint train digits-image --chain 'conv 8 3, tanh, pool 2, 64' --steps 2000",
 )
 def train(
     task: Optional[str] = typer.Argument(
@@ -195,7 +196,7 @@ def print_introduction(job: build.Job, folder: Path) -> None:
     """Print what is about to be trained: notes, network, parameters and the task's baseline."""
     for note in job.notes:
         print_escaped(note)
-    from ..training.display import DECAY
+    from ..training.display import DECAY, DECAY_OF_LAYERS
 
     parameters = list(job.network.parameters())
     count = sum(p.numel() for p in parameters)
@@ -203,9 +204,11 @@ def print_introduction(job: build.Job, folder: Path) -> None:
     of_them = "" if trained == count else f", {trained:,} of them trained"
     print_escaped(job.network.extra_repr())
     print_escaped(f"{count:,} parameters{of_them}; run folder {folder}")
+    has_time = job.task.shape is None
     if hasattr(job.task, "baseline"):
-        print_escaped(f"baseline (no memory): {format_figures(job.task.baseline(), 4)}")
-    print(DECAY)
+        reason = "no memory" if has_time else "input ignored"
+        print_escaped(f"baseline ({reason}): {format_figures(job.task.baseline(), 4)}")
+    print(DECAY if has_time else DECAY_OF_LAYERS)
 
 
 @app.command()

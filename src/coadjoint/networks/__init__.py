@@ -30,6 +30,8 @@ ridge              readouts in closed form
 maps               maps of chains, with the products of their derivatives
 initialisers       weights drawn by name
 factory            make: networks by plain options
+chain_factory      chains by plain options
+chain_text         the layers of a chain as text: "64x30"
 about              the facts about a cell in a network
 
 Example:

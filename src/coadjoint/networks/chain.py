@@ -23,6 +23,7 @@ from ..sweeps.wrappers import refuse_wrapper_around
 from .chain_calls import (
     attention_with_derivatives,
     call_map,
+    check_counts,
     largest_dropout,
     random_states,
     refuse_mixing,
@@ -68,6 +69,8 @@ class Chain(Net):
     readout = "last"
     sample_axis = 0
     why_indivisible = "a chain has no time steps"
+    text: str | None = None  # its layers in words, if it was made from them
+    notes: tuple[str, ...] = ()  # what was added to these words
 
     def __init__(
         self, *maps: nn.Module, output: Output = "identity", shape: Sequence[int] | None = None
@@ -75,7 +78,7 @@ class Chain(Net):
         super().__init__()
         output_function(output)  # refuses an unknown name
         self.output = output
-        self.shape = None if shape is None else tuple(shape)
+        self.shape = None if shape is None else tuple(check_counts("shape", shape))
         self.maps = nn.ModuleList(list_maps(maps))
         self.inputs = count_entries(self.maps, ("in_features", "inputs"))
         if self.shape is not None:
@@ -117,8 +120,7 @@ class Chain(Net):
         dense = functools.partial(Dense, bias=bias, dtype=dtype, device=device)
         maps: list[nn.Module] = []
         before = inputs
-        for width in widths:
-            check_positive(width=width)
+        for width in check_counts("widths", widths):
             maps.append(dense(before, width, activation))
             before = width
         maps.append(dense(before, outputs, "identity"))
@@ -156,15 +158,15 @@ class Chain(Net):
             >>> [list(x.shape[1:]) for x in cnn(torch.zeros(2, 1, 8, 8)).x]
             [[1, 8, 8], [8, 6, 6], [8, 3, 3], [72], [10]]
         """
-        if len(shape) != 3:
+        check_positive(outputs=outputs, size=size, pool=pool)
+        if len(check_counts("shape", shape)) != 3:
             raise InputError(
                 f"shape is that of an image, (channels, height, width); got {brief(shape)}."
             )
         dense = functools.partial(Dense, dtype=dtype, device=device)
         before, height, width = shape
         maps: list[nn.Module] = []
-        for count in channels:
-            check_positive(channels=count)
+        for count in check_counts("channels", channels):
             convolution = Conv(
                 before, count, size, activation=activation, dtype=dtype, device=device
             )
@@ -181,7 +183,7 @@ class Chain(Net):
             before = count
         maps.append(Flatten())
         entries = before * height * width
-        for units in widths:
+        for units in check_counts("widths", widths):
             maps.append(dense(entries, units, activation))
             entries = units
         maps.append(dense(entries, outputs, "identity"))
@@ -218,8 +220,7 @@ class Chain(Net):
         dense = functools.partial(Dense, dtype=dtype, device=device)
         encoder: list[Dense] = []
         before = inputs
-        for width in widths:
-            check_positive(width=width)
+        for width in check_counts("widths", widths):
             encoder.append(dense(before, width, activation))
             before = width
         if not encoder:
@@ -240,7 +241,10 @@ class Chain(Net):
 
     def extra_repr(self) -> str:
         """The text between the brackets of repr(chain)."""
-        return f"output={self.output!r}"
+        if self.text is None:
+            return f"output={self.output!r}"
+        sizes = f"inputs={self.inputs}, outputs={self.outputs}"
+        return f"{self.text}, {sizes}, output={self.output!r}"
 
     @property
     def dropout(self) -> float:  # type: ignore[override]

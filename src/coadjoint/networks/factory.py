@@ -4,6 +4,7 @@
     networks.make("elman", inputs=6, outputs=4, output="softmax", init="spectral", radius=0.9)
     networks.make("gru", inputs=10, outputs=11, readout="sequence")      an EncoderDecoder
     networks.make("reservoir", inputs=1, outputs=1, hidden=300)          only V and b_o are trained
+    networks.make(chain="64x30", inputs=64, outputs=10)                  a Chain, without time
 
 Every keyword has the name of the flag and of the key in a settings file.
 """
@@ -19,6 +20,8 @@ from torch import nn
 
 from ..cells import library, steps
 from ..errors import AppliesTable, OptionError, choose, idle_options, refuse_options
+from . import chain_factory
+from .chain import Chain
 from .initialisers import INITIALISERS, initialise
 from .network import Network
 from .readout import SUMMARIES
@@ -68,31 +71,45 @@ APPLIES: AppliesTable = {
 
 
 def make(
-    cell: str | Sequence[str] = "elman",
+    cell: str | Sequence[str] | None = None,
     *,
     init: str | None = None,
     radius: float | None = None,
     inner: float | None = None,
     std: float | None = None,
+    gain: float | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     **options: Any,
-) -> Network | Stack | EncoderDecoder:
+) -> Network | Stack | EncoderDecoder | Chain:
     """A network by plain options, with weights drawn from a seed: the same call, the same bits.
 
     cell     a name of `cells.CELLS` or `cells.steps.STEPS`, "reservoir", or a list of names, one
-             for each layer
+             for each layer; "elman" by default
     init     a name of `initialisers.INITIALISERS`; default "torch", or "spectral" with a radius, or
-             "sparse" for a reservoir
+             "sparse" for a reservoir. For a chain "orthogonal" (default), "gaussian" or "torch"
     radius, inner, std   options of the initialiser; APPLIES says of which
+    gain     of a chain's orthogonal and Gaussian weights, 1 by default
     seed     of the weights, which are drawn on the CPU and then moved to `device`
-    options  of `construct`: inputs=, outputs=, hidden=, readout=, layers=, ..., and the cell's own
+    options  of `construct`: inputs=, outputs=, hidden=, readout=, layers=, ..., and the cell's own;
+             of a chain those of `chain_factory.construct_chain`: chain=, autoencoder=, shape=, ...
 
     Example:
         >>> from coadjoint import networks
         >>> networks.make("lstm", inputs=2, outputs=1, hidden=8, layers=2).extra_repr()
         "[lstm, lstm], inputs=2, outputs=1, readout='last'"
+        >>> networks.make(chain="64x30", inputs=64, outputs=10).extra_repr()
+        "64x30, activation='tanh', inputs=64, outputs=10, output='identity'"
     """
+    if chain_factory.is_chain(options):
+        of_start = {"radius": radius, "inner": inner, "std": std, "init": init, "gain": gain}
+        refuse_options(chain_factory.list_idle_options({"cell": cell, **of_start, **options}))
+        chain = chain_factory.make_chain(init=init, gain=gain, seed=seed, **without_time(options))
+        _freeze(chain, as_names(options.get("freeze")), ())
+        return chain.to(device)
+    if gain is not None:
+        raise OptionError("$gain belongs to a $chain; a recurrent network has $radius.")
+    cell = "elman" if cell is None else cell
     initialiser = initialiser_options(cell, init, radius, inner, std)
     conditional_options = {
         "radius": radius,
@@ -106,6 +123,16 @@ def make(
     net = construct(cell, **options)
     initialise(net, name, seed=seed, **initialiser)
     return net.to(device)
+
+
+def without_time(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `chain_factory.construct_chain` among those of a chain."""
+    return {key: v for key, v in options.items() if key not in ("readout", "freeze")}
+
+
+def as_names(names: str | Sequence[str] | None) -> list[str]:
+    """One name, several or none as a list."""
+    return [names] if isinstance(names, str) else list(names or ())
 
 
 def list_idle_options(given: Mapping[str, object], init: str, readout: str) -> list[str]:
@@ -162,7 +189,7 @@ def construct(
     dtype: torch.dtype | None = None,
     **options: object,
 ) -> Network | Stack | EncoderDecoder:
-    """The network of `make` before it is initialised: with the weights of its constructor.
+    """The recurrent network of `make` before it is initialised: with its constructor's weights.
 
     A Network; a Stack with several layers or both directions; an EncoderDecoder if readout is
     "sequence".
@@ -223,9 +250,21 @@ def construct(
         net = Stack(cells, **arguments)
     else:
         net = Network(cells[0], **arguments)
-    chosen = [freeze] if isinstance(freeze, str) else list(freeze or ())
-    _freeze(net, chosen, RESERVOIR.frozen if is_reservoir(cell) else ())
+    _freeze(net, as_names(freeze), RESERVOIR.frozen if is_reservoir(cell) else ())
     return net
+
+
+def construct_network(**options: Any) -> Network | Stack | EncoderDecoder | Chain:
+    """The network of `make` before it is initialised: with the weights of its constructor.
+
+    options  of `construct`, or of `chain_factory.construct_chain`
+    """
+    if not chain_factory.is_chain(options):
+        return construct(**options)
+    refuse_options(chain_factory.list_idle_options(options))
+    chain = chain_factory.construct_chain(**without_time(options))
+    _freeze(chain, as_names(options.get("freeze")), ())
+    return chain
 
 
 def cell_names(cell: str | Sequence[str]) -> list[str]:

@@ -55,6 +55,23 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     return functools.partial(_linear, start, end, steps)
 
 
+def pretrain(start: float, steps: int) -> Schedule:
+    """The function of the step that is start for the first `steps` steps, then 0.
+
+    As the weight of a penalty it prepares the weights and then leaves the loss alone:
+    `co.Penalised("isometry", co.penalties.pretrain(1.0, 300), pretrain=300)`.
+
+    Example:
+        >>> from coadjoint import penalties
+        >>> weight = penalties.pretrain(1.0, 300)
+        >>> weight(299), weight(300)
+        (1.0, 0.0)
+    """
+    real("start", start, 0)
+    whole_number("steps", steps)
+    return functools.partial(_pretrain, start, steps)
+
+
 # Functions of a module can be pickled, unlike functions inside a function.
 def _inverse_time(start: float, rate: float, step: float) -> float:
     """The value of `inverse_time(start, rate)` at a step."""
@@ -65,6 +82,11 @@ def _exponential(start: float, decay: float, step: float) -> float:
     """The value of `exponential(start, decay)` at a step."""
     factor: float = decay**step
     return start * factor
+
+
+def _pretrain(start: float, steps: int, step: float) -> float:
+    """The value of `pretrain(start, steps)` at a step."""
+    return float(start) if step < steps else 0.0
 
 
 def _linear(start: float, end: float, steps: int, step: float) -> float:

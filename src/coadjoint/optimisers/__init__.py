@@ -51,6 +51,7 @@ from .schedules import (
     inverse_time,
     linear,
     plateau,
+    pretraining,
 )
 from .step_rules import Armijo, Galvan, Wolfe
 from .steppers import (
@@ -101,6 +102,7 @@ __all__ = [
     "nesterov",
     "optimiser",
     "plateau",
+    "pretraining",
     "recipe_of",
     "ridge",
     "rmsprop",

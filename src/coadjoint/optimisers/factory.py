@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import AppliesTable, choose, idle_options, refuse_options
+from ..errors import AppliesTable, OptionError, choose, idle_options, refuse_options
 from .recipes import OPTIMISERS, SELF_DIRECTED, WITHOUT_STEP_SIZE, Optimiser, optimiser
-from .schedules import SCHEDULES
+from .schedules import SCHEDULES, pretraining
 from .step_rules import STEP_RULES
 
 OPTIONS = {  # options that only some optimisers have, and their names there
@@ -53,6 +53,7 @@ APPLIES: AppliesTable = {
     "direction": ("optimiser", _optimisers_except(SELF_DIRECTED)),
     "step_rule": ("optimiser", _optimisers_except(SELF_DIRECTED)),
     "lr": ("optimiser", _optimisers_except(WITHOUT_STEP_SIZE)),
+    "pretrain_lr": ("optimiser", _optimisers_except(WITHOUT_STEP_SIZE)),
 }
 
 
@@ -112,6 +113,8 @@ def make(
     end: float | None = None,
     plateau: int | None = None,
     warmup: int = 0,
+    pretrain: int | None = None,
+    pretrain_lr: float | None = None,
     **options: Any,
 ) -> Optimiser:
     """Make an optimiser from plain options; an option that has no effect is refused.
@@ -121,6 +124,7 @@ def make(
     direction  one of DIRECTIONS
     step_rule  one of STEP_RULES; threshold: that of "galvan"
     schedule   one of SCHEDULES, with its options: decay, end, plateau (its patience), warmup
+    pretrain   the number of first steps with the step size pretrain_lr
     options    those of single optimisers, by the keys of OPTIONS; None means not given
 
     >>> make("momentum", lr=0.1, momentum=0.5, schedule="linear", end=0.1).settings
@@ -136,6 +140,7 @@ def make(
         "decay": decay,
         "end": end,
         "plateau": plateau,
+        "pretrain_lr": pretrain_lr,
         **options,
     }
     refuse_options(idle_complaints(name, given, schedule, warmup))
@@ -143,12 +148,18 @@ def make(
     for key, value in (("decay", decay), ("end", end), ("patience", plateau)):
         if value is not None:
             schedule_options[key] = value
+    lr_schedule = SCHEDULES[schedule](**schedule_options)
+    if pretrain_lr is not None:
+        if pretrain is None:
+            raise OptionError("$pretrain_lr needs $pretrain, its number of steps.")
+        lr = default_lr(name, lr) or 1.0
+        lr_schedule = pretraining(pretrain_lr / lr, pretrain, lr_schedule)
     rule_options = {} if threshold is None else {"c": threshold}
     own_options = {OPTIONS[key]: value for key, value in options.items() if value is not None}
     return optimiser(
         name,
         lr,
-        SCHEDULES[schedule](**schedule_options),
+        lr_schedule,
         direction=direction or "steepest",
         rule=STEP_RULES[step_rule or "constant"](**rule_options),
         **own_options,

@@ -119,6 +119,28 @@ def plateau(decay: float = 0.5, patience: int = 5, warmup: int = 0) -> Schedule:
     return Schedule("plateau", lambda progress, step: 1.0, decay, patience, warmup)
 
 
+@remembers_origin
+def pretraining(share: float, steps: int, then: Schedule | None = None) -> Schedule:
+    """The share is `share` for the first `steps` steps, then that of `then` (1 if not given).
+
+    It goes with the `pretrain` of co.Penalised, whose first steps minimise the penalty alone and
+    may want another step size. `then` counts all steps, those of pretraining too; its warmup is
+    that of the whole.
+
+    >>> schedule = pretraining(3.0, 300)
+    >>> schedule(299, 2000), schedule(300, 2000)
+    (3.0, 1.0)
+    """
+    real("share", share, 0, above=True)
+    whole_number("steps", steps)
+    after = constant() if then is None else then
+
+    def factor(progress: float, step: int) -> float:
+        return share if step < steps else after.factor(progress, step)
+
+    return Schedule(after.name, factor, after.decay, after.patience, after.warmup)
+
+
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "constant": constant,
     "exponential": exponential,

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError, choose
-from .denoising import Denoising
+from .denoising import Denoising, denoise
 from .digits import DigitImages, Digits, FlatDigits, NoisyDigits
 from .music import Music
 from .synthetic import (
@@ -53,11 +53,15 @@ from .transduction import Reversal, Sorting, Transduction
 
 @dataclass(frozen=True)
 class Entry:
-    """A task by name: what makes it, a line about it, and the options that its name implies."""
+    """A task by name: what makes it, a line about it, and the options that its name implies.
+
+    has_time  whether it is made of sequences; otherwise of samples, for a co.Chain
+    """
 
     build: Callable[..., Task]
     about: str
     settled: dict[str, Any] = field(default_factory=dict)  # options that cannot be chosen
+    has_time: bool = True
 
 
 TASKS: dict[str, Entry] = {
@@ -85,9 +89,15 @@ TASKS: dict[str, Entry] = {
     "reversal": Entry(Reversal, "the input letters in reverse order (an encoder-decoder)"),
     "sorting": Entry(Sorting, "the input letters in sorted order (an encoder-decoder)"),
     "digits": Entry(Digits, "handwritten digits, read by pixel or by row (scikit-learn)"),
-    "digits-flat": Entry(FlatDigits, "handwritten digits, 64 pixels at once, without time"),
-    "digits-image": Entry(DigitImages, "handwritten digits, images of 8 x 8 pixels, without time"),
-    "digits-denoise": Entry(NoisyDigits, "the 64 pixels of a digit, restored from noisy ones"),
+    "digits-flat": Entry(
+        FlatDigits, "handwritten digits, 64 pixels at once, without time", has_time=False
+    ),
+    "digits-image": Entry(
+        DigitImages, "handwritten digits, images of 8 x 8 pixels, without time", has_time=False
+    ),
+    "digits-denoise": Entry(
+        NoisyDigits, "the 64 pixels of a digit, restored from noisy ones", has_time=False
+    ),
     "music": Entry(Music, "the next notes of a piano roll, from a MATLAB file at `path`"),
 }
 
@@ -146,6 +156,7 @@ __all__ = [
     "Task",
     "TemporalOrder",
     "Transduction",
+    "denoise",
     "make",
     "options",
     "rng",

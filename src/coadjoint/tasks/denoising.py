@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError, real
 from ..objectives.batch import Batch
-from .task import Collection, Samples, Scores, Sequences, rng
+from .task import Collection, Samples, Scores, Sequences, Task, rng
 
 
 class Denoising(Collection):
@@ -76,6 +76,31 @@ class Denoising(Collection):
         clean = self.sets[split].y
         assert isinstance(clean, np.ndarray)
         return clean
+
+
+def denoise(task: Task, noise: float = 0.0) -> Denoising:
+    """The task of restoring the samples of another task, as vectors, from noisy copies.
+
+    A task may bring its own, by a method `denoising(noise)`. Sequences are refused.
+
+    Example:
+        >>> import coadjoint as co
+        >>> co.tasks.denoise(co.tasks.make("digits-image"), noise=0.1).shape
+        (64,)
+    """
+    if not isinstance(task, Collection) or task.shape is None:
+        raise InputError(
+            f"task '{task.name}' is made of sequences; an autoencoder restores samples without "
+            "time, such as those of digits-flat."
+        )
+    if hasattr(task, "denoising"):
+        own: Denoising = task.denoising(noise)
+        return own
+    clean = {}
+    for split, samples in task.sets.items():
+        assert isinstance(samples, Samples)  # what a task with a shape is made of
+        clean[split] = Samples(samples.x.reshape(len(samples), -1), ids=samples.ids)
+    return Denoising(task.name, clean, noise)
 
 
 def noisy_copies(samples: Samples | Sequences, noise: float, split: str) -> Samples:

@@ -34,6 +34,10 @@ class DigitClasses(Collection):
         """Return the metrics of a uniform guess."""
         return {"loss": math.log(10), "accuracy": 0.1}
 
+    def denoising(self, noise: float) -> NoisyDigits:
+        """Return the task of restoring the images from noisy ones."""
+        return NoisyDigits(noise)
+
 
 class Digits(DigitClasses):
     """Tell which digit 0..9 an image shows, reading it row by row.

@@ -82,11 +82,11 @@ class Prediction:
                 yield from self._rows_of(done, values[:, j])
                 done += 1
         if done != len(self):
-            raise InputError(f"got outputs for {done} {self._unit}s; expected {len(self)}.")
+            raise InputError(f"got outputs for {done} {self.unit}s; expected {len(self)}.")
 
     @property
-    def _unit(self) -> str:
-        """What is predicted for, in messages: "sequence" or "sample"."""
+    def unit(self) -> str:
+        """What is predicted for: "sequence" or "sample"."""
         return self.cut.sheet.unit
 
     def _header(self) -> list[str]:
@@ -121,7 +121,7 @@ class Prediction:
         if not has_shape or done + a.shape[samples_axis] > len(self):
             raise InputError(
                 f"outputs have shape {list(a.shape)}; expected [{axes}, {width}] for the batches "
-                f"of {len(self)} {self._unit}s, in their order."
+                f"of {len(self)} {self.unit}s, in their order."
             )
 
     def _rows_of(self, piece: int, a: np.ndarray) -> Iterator[list[str]]:
@@ -137,7 +137,7 @@ class Prediction:
         values = a[: len(sheet_rows)]
         if not np.isfinite(values).all() or len(values) < len(sheet_rows):
             raise NumericalError(
-                f"the outputs for {self._unit} '{one_line(self.cut.name(piece))}' are not finite, "
+                f"the outputs for {self.unit} '{one_line(self.cut.name(piece))}' are not finite, "
                 "or too few; nothing was written."
             )
         for row, cells in zip(sheet_rows, self._cells(values), strict=True):

@@ -21,6 +21,9 @@ LEAST_GROWTH = 1.2  # of the step from line to line, if the number of steps is u
 # What a narrow terminal leaves out, the least important first.
 DISPENSABLE = ("rate", "gradient", "decay")
 DECAY = "decay: log10 |lam_0|/|lam_T|; -3: from end to start, the gradient shrinks to a thousandth"
+DECAY_OF_LAYERS = (
+    "decay: log10 |lam_0|/|lam_L|; -3: from output to input, the gradient shrinks to a thousandth"
+)
 
 
 class Display(Protocol):

@@ -10,7 +10,8 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from ..errors import OptionError, StorageError, choose
-from ..networks.factory import construct
+from ..networks.chain_factory import is_chain
+from ..networks.factory import construct_network
 from ..networks.interface import Net
 from ..networks.readout import SUMMARIES
 from ..tasks.description import Description
@@ -21,7 +22,7 @@ from .schemas import check_data
 from .tensor_header import Header, ModelMetadata, read_metadata
 
 # How weights are initialised does not matter to a network whose weights are loaded.
-INITIALISATION_KEYS = ("init", "radius", "inner", "std")
+INITIALISATION_KEYS = ("init", "radius", "inner", "std", "gain")
 
 
 class ModelDescription(ModelMetadata):
@@ -49,6 +50,8 @@ class ModelDescription(ModelMetadata):
             "readout": data.at,
             "output": "softmax" if data.kind == "classify" else "identity",
         }
+        if data.input_shape is not None:
+            needed["shape"] = list(data.input_shape)
         for key, value in needed.items():
             actual = getattr(self.shape, key)
             if actual != value:
@@ -73,6 +76,8 @@ def network_options(section: NetworkSection, shape: Shape, precision: int) -> Js
     precision: 32 or 64 bits. Options that are None are left out: they have the defaults of `make`.
     """
     options = {key: value for key, value in section if value is not None}
+    if is_chain(options):
+        options.pop("noise", None)  # of the inputs: the task's
     # shape.readout says which steps the task wants answers at; an option `readout` says how one
     # answer is made from all time steps, and takes its place.
     if "readout" in options:
@@ -84,7 +89,7 @@ def network_options(section: NetworkSection, shape: Shape, precision: int) -> Js
                 f"needs {needed}."
             )
     dtype = torch.float64 if precision == 64 else torch.float32
-    return {**shape.model_dump(), **options, "dtype": dtype}
+    return {**shape.to_dict(), **options, "dtype": dtype}
 
 
 def build_network(section: NetworkSection, shape: Shape, precision: int) -> Net:
@@ -92,7 +97,7 @@ def build_network(section: NetworkSection, shape: Shape, precision: int) -> Net:
     options = network_options(section, shape, precision)
     for key in INITIALISATION_KEYS:
         options.pop(key, None)
-    return construct(**options)
+    return construct_network(**options)
 
 
 def outline_network(section: NetworkSection, shape: Shape, precision: int) -> dict[str, Tensor]:

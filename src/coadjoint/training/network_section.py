@@ -37,6 +37,20 @@ class Section(BaseModel):
 class NetworkSection(Section):
     """The network and its initial weights."""
 
+    chain: str | None = Field(
+        None,
+        description=(
+            "without time: layers from the input to the readout, 64x30 or 'conv 8 3, tanh, pool 2, "
+            "flatten, 64'; the readout is added"
+        ),
+    )
+    autoencoder: PositiveInt | list[PositiveInt] | None = Field(
+        None,
+        description=(
+            "without time: widths of an encoder, 32,8, whose decoder has the same weights; the "
+            "input is the target"
+        ),
+    )
     cell: str | list[str] | None = Field(
         None,
         description=(
@@ -44,7 +58,7 @@ class NetworkSection(Section):
             "lstm,gru is a stack of both; reservoir trains only the readout"
         ),
     )
-    hidden: PositiveInt = Field(64, description="units in each layer")
+    hidden: PositiveInt | None = Field(None, description="units in each layer (default 64)")
     layers: SmallInt | None = Field(
         None, description="number of layers (1); for gated-feedback, its inner layers (2)"
     )
@@ -55,12 +69,16 @@ class NetworkSection(Section):
     dropout: UnitFloat | None = Field(
         None,
         description=(
-            "share of entries dropped in training: of the inputs, between layers and before the "
-            "readout (0)"
+            "share of entries dropped in training: of the inputs (not in a chain), between layers "
+            "and before the readout (0)"
         ),
     )
     activation: str | None = Field(
-        None, description="tanh, sigmoid, relu, identity or softplus, for cells that leave it open"
+        None,
+        description=(
+            "tanh, sigmoid, relu, identity or softplus, for cells that leave it open; in a chain "
+            "(tanh) also gelu, silu or elu"
+        ),
     )
     structure: str | None = Field(
         None,
@@ -69,7 +87,7 @@ class NetworkSection(Section):
             "cells have a fixed one"
         ),
     )
-    x0: Literal["zero", "learned"] = Field("zero", description="initial state")
+    x0: Literal["zero", "learned"] | None = Field(None, description="initial state; default zero")
     bias: bool = Field(True, description="use the biases b and b_o")
     readout: str | None = Field(
         None,
@@ -98,12 +116,16 @@ class NetworkSection(Section):
     freeze: str | list[str] | None = Field(
         None, description="parameters that are not trained: W,R,b,V,b_o,x0, ..."
     )
-    engine: str = Field("auto", description="auto, cpu, eager, cuda, scan, reference or autograd")
+    engine: str | None = Field(
+        None,
+        description="auto, cpu, eager, cuda, scan, reference or autograd (default auto)",
+    )
     init: str | None = Field(
         None,
         description=(
             "initial weights: torch, gaussian, spectral, sparse, orthogonal, identity, glorot, he, "
-            "sigmoid, basic-tanh, smart-tanh or ring; spectral by default with --radius"
+            "sigmoid, basic-tanh, smart-tanh or ring; spectral by default with --radius; of a "
+            "chain orthogonal (default), gaussian or torch"
         ),
     )
     radius: PositiveFloat | None = Field(
@@ -112,6 +134,9 @@ class NetworkSection(Section):
             "initial spectral radius of W (1); for orthogonal and identity its gain, for ring the "
             "largest |L|"
         ),
+    )
+    gain: PositiveFloat | None = Field(
+        None, description="chains: factor of orthogonal and gaussian initial weights (1)"
     )
     inner: NonNegativeFloat | None = Field(None, description="ring: smallest initial |L| (0)")
     std: PositiveFloat | None = Field(
@@ -132,7 +157,8 @@ class NetworkSection(Section):
     )
     k: PositiveInt | None = cell_option("inverse: time steps with W^-1, followed by as many with W")
     noise: NonNegativeFloat | None = cell_option(
-        "rate: standard deviation of the noise at each time step, in training"
+        "rate: standard deviation of the noise at each time step, in training; autoencoders: of "
+        "the noise on the inputs (0)"
     )
     truncated: bool | None = cell_option("lstm-1997: use the paper's truncated gradient")
     unit: str | None = cell_option("gated-feedback: tanh, gru or lstm")
@@ -149,6 +175,10 @@ class Shaped(Protocol):
     readout: str
 
 
+# What recurrent networks have if nothing is said; a chain has none of these.
+RECURRENT_DEFAULTS: dict[str, Any] = {"hidden": 64, "x0": "zero", "engine": "auto"}
+
+
 class Shape(Section):
     """The inputs and outputs a task needs from a network."""
 
@@ -156,8 +186,16 @@ class Shape(Section):
     outputs: PositiveInt
     readout: Literal["last", "every", "sequence"]
     output: str
+    shape: list[PositiveInt] | None = None  # of a sample without time
 
     @classmethod
     def of(cls, shaped: Shaped) -> Shape:
         """The shape of a task or a network."""
-        return cls(**{key: getattr(shaped, key) for key in cls.model_fields})
+        values: dict[str, Any] = {key: getattr(shaped, key, None) for key in cls.model_fields}
+        if values["shape"] is not None:
+            values["shape"] = list(values["shape"])
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values by name; sequences have no "shape"."""
+        return self.model_dump(exclude_none=True)

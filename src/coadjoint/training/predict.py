@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CoadjointError, ConfigError, DataError, StorageError, check_path, one_line
+from ..networks.chain_text import WEIGHTED, parse_chain
 from ..networks.factory import cell_names
 from ..networks.interface import Net
 from ..tasks.data import Data
@@ -116,6 +117,9 @@ def refuse_if_larger_than_file(section: NetworkSection, shape: Shape, header: He
     Each unit has at least one number and each part at least one tensor in the file. So a file
     that claims a huge network is refused before any of it is built.
     """
+    if section.chain is not None or section.autoencoder is not None:
+        refuse_if_chain_is_larger(section, shape, header)
+        return
     widths = section.deep if isinstance(section.deep, list) else [section.deep]
     sizes = [
         section.hidden,
@@ -136,6 +140,19 @@ def refuse_if_larger_than_file(section: NetworkSection, shape: Shape, header: He
         raise ConfigError("it is larger than the file")
 
 
+def refuse_if_chain_is_larger(section: NetworkSection, shape: Shape, header: Header) -> None:
+    """Refuse a chain with more units than the file has numbers, or more weights than tensors."""
+    if section.chain is not None:
+        layers = parse_chain(section.chain)
+        sizes = [layer.size for layer in layers if layer.kind in WEIGHTED]
+    else:
+        widths = section.autoencoder
+        sizes = list(widths) if isinstance(widths, list) else [widths or 1]
+    largest = max([*sizes, shape.outputs])  # inputs may be pooled before a weight reads them
+    if largest > header.element_count or len(sizes) > len(header.tensors):
+        raise ConfigError("it is larger than the file")
+
+
 def predict(
     run: PathLike,
     data: PathLike,
@@ -146,9 +163,21 @@ def predict(
     """Write predictions for the file `data` to the file `out`, as CSV.
 
     run: a run that was trained on files, or its model.safetensors. warn: as in `load_model`.
-    reading: how the file is read, as in `Data.for_prediction`. Returns the number of sequences, and
-    notes on how they were read.
+    reading: how the file is read, as in `Data.for_prediction`. Returns the number of sequences, or
+    of samples without time, and notes on how they were read.
     """
+    prediction = predict_file(run, data, out, warn, **reading)
+    return len(prediction), prediction.notes
+
+
+def predict_file(
+    run: PathLike,
+    data: PathLike,
+    out: PathLike,
+    warn: Callable[[str], None] = warnings.warn,
+    **reading: object,
+) -> Prediction:
+    """Do what `predict` does, and return the sequences or samples of the file `data`."""
     net, description = load_model(run, warn)
     if description.get("data") is None:
         raise DataError(
@@ -164,7 +193,7 @@ def predict(
                 yield net.run(net.move_batch(batch)).a
 
     write_predictions(prediction, out, outputs())
-    return len(prediction), prediction.notes
+    return prediction
 
 
 def write_predictions(
@@ -178,7 +207,7 @@ def write_predictions(
     path = Path(path)
     if path.exists() and prediction.source.exists() and path.samefile(prediction.source):
         raise StorageError(
-            f"{one_line(path, 400)} is the file the sequences were read from. "
+            f"{one_line(path, 400)} is the file the {prediction.unit}s were read from. "
             "Write the predictions to another file."
         )
     with replacing(path) as raw:

@@ -154,7 +154,8 @@ def probe_gradient(net: Net, batch: Batch, task: Task, most: int = 200) -> Row:
             probe["axis"] = lam.axis.label
         probe["t"] = t
         probe["log10_costates"] = [float(curve[s]) if count[s] else None for s in t]
-        probe["temporal"] = log_component_norms(e, [s for s in t if s > 0])
+        with evaluation_mode(net):  # a chain's maps are called once more
+            probe["temporal"] = log_component_norms(e, [s for s in t if s > 0])
         last = lam.last[None]  # [1, B]: the step of each sample's last costate
         both_nonzero = nonzero[0] & nonzero.gather(0, last)[0]
         decays = log_norms[0] - log_norms.gather(0, last)[0]

@@ -33,7 +33,8 @@ from .measure import (
     measure_row,
     pinned_threads,
 )
-from .problems import FORMULAS, OURS, RHO, SIZES, SUBJECTS, Size, load_jax
+from .problems import FORMULAS, OURS, RHO, SIZES, Size, load_jax
+from .subjects import SUBJECTS
 
 RATIO_NOTE = (
     "vs: the peer's time divided by ours; above 1x ours is faster. * compares with the peer's "
@@ -226,7 +227,7 @@ def run_bench(options: BenchOptions, tick: Tick = ignore_progress) -> BenchResul
     about: dict[str, object] = {}
     interrupted = False
     cells = [cell for cell in options.cells if cell != HESSIAN_FREE]
-    grid = [(cell, size) for cell in cells for size in options.sizes]
+    grid = [(cell, size) for cell in cells for size in options.sizes_of(cell)]
     total = len(grid) + len(options.steps)
 
     def tick_share(share: float) -> None:

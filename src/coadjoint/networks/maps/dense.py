@@ -212,9 +212,10 @@ def check_tau(tau: object, tau_adjoint: object, W: Tensor) -> tuple[Linear, Line
     Refused: an unknown name, a tau that is not linear or returns no matrix, and a tau_adjoint that
     is not its adjoint.
     """
+    if tau == "transpose" and tau_adjoint is None:
+        return transpose, transpose  # nothing to try, which a W without memory would not allow
     if tau == "transpose":
         tau = transpose
-        tau_adjoint = tau_adjoint or transpose
     if not callable(tau):
         raise InputError(f"tau must be 'transpose' or a linear function of W; got {brief(tau)}.")
     if tau_adjoint is not None and not callable(tau_adjoint):
