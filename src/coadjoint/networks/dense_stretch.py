@@ -1,6 +1,6 @@
 """DenseStretch: dense layers of one width, swept over depth as a recurrence is over time.
 
-    x_{i+1} = psi(W_i x_i + b_i),  i = 0..L-1:   an Elman network whose W changes at every step
+The layers x_{i+1} = psi(W_i x_i + b_i) are an Elman network whose W changes at every step.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def stack_at_once(B: int, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor,
 
 
 def sum_in_used_memory(y: Tensor | None, z: Tensor | None) -> Tensor | None:
-    """y + z, None counting as zero, in memory that was used before."""
+    """The sum y + z, None counting as zero, in memory that was used before."""
     if y is None or z is None or torch.is_grad_enabled():
         return plus(y, z)
     return torch.add(y, z, out=empty(y.shape, y))

@@ -219,7 +219,4 @@ def is_traced(*tensors: Tensor) -> bool:
     """
     if fake_mode_is_on() or proxy_mode_is_on():
         return True
-    for y in tensors:
-        if type(y) not in PLAIN and not is_ordinary(type(y)) and is_fake(y):
-            return True
-    return False
+    return any(not is_ordinary(type(y)) and is_fake(y) for y in tensors)

@@ -1,10 +1,10 @@
-"""The deep network of the benchmark: tanh layers over depth, ours and as torch computes them.
+"""The deep network of the benchmark: its gradient over layers, ours and as torch computes it.
 
-    mlp    T dense layers of d units from d inputs, and a readout of 10 classes: cross-entropy,
+mlp        T tanh layers of d units from d inputs, and a readout of 10 classes: cross-entropy,
            float32; plain, or penalised by the log-ratio over depth
-    ours   co.Chain.mlp by BP and Penalised
-    torch  nn.Linear and tanh, layer by layer: its gradient (plain); the peer "autograd"
-           differentiates it twice (penalised)
+ours       co.Chain.mlp, by BP and Penalised
+torch      nn.Linear and tanh, layer by layer (plain)
+autograd   the same, differentiated twice (penalised)
 """
 
 from __future__ import annotations

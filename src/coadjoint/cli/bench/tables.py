@@ -69,7 +69,9 @@ HEADER = """# Benchmarks
 
 The time of one training gradient, ours and the peers', measured in one run;
 `coadjoint bench --help` lists the options. Each section was written by the command it names, on the
-machine it names, and is replaced by the next run on a device of that kind.
+machine it names, and is replaced by the next run on a device of that kind. The row `mlp` is a deep
+network, with layers for T: 30 tanh layers of 64 units, penalised over depth. Two ratios of it have
+a goal on a CPU: it costs at most 2.3 plain gradients, and autograd takes at least twice as long.
 """
 
 
