@@ -45,6 +45,7 @@ SOME = {"adjoint": ("s sa", "s_last link", "s s_last k_last scaled"), "tangent":
 EVERY = {"adjoint": (*ADJOINT, *SCALED), "tangent": TANGENT}
 REPEATS = 100
 THREADS = 8  # kernels are compiled side by side
+COMPILED = ("cuda", "cpu")  # the engines that compile; cpu for a dry run
 
 
 class Setting:
@@ -59,9 +60,9 @@ class Setting:
 
 def together(engine, function, table):
     """function(row) for each row of the table -> what it returned; side by side where that is
-    compiling, mostly.
+    compiling, mostly. The package takes care that tangents of several threads stay apart.
     """
-    threads = THREADS if engine == "cuda" else 1
+    threads = THREADS if engine in COMPILED else 1
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, table))
 

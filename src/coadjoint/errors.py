@@ -206,8 +206,8 @@ def choose(kind: str, name: object, known: Iterable[str]) -> str:
             f"{kind} must be a name, one of {', '.join(names)}; got {type(name).__name__}."
         )
     near = nearest(name, names)
-    hint = f"did you mean '{near}'? " if near else ""
-    raise InputError(f"unknown {kind} '{one_line(name, 80)}'; {hint}Known: {', '.join(names)}.")
+    hint = f"; did you mean '{near}'?" if near else "."
+    raise InputError(f"unknown {kind} '{one_line(name, 80)}'{hint} Known: {', '.join(names)}.")
 
 
 # option -> (the option that decides whether it is used, the values of that option that use it)

@@ -79,6 +79,18 @@ def test_private_names_of_torch_are_in_one_file():
     assert wrong == []
 
 
+def test_every_jvp_waits_for_other_threads():
+    """torch has one stack of forward-mode levels for all threads."""
+    wrong = []
+    for name, path in imports.modules().items():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            alone = "with forward_mode():" not in lines[number - 1]
+            if re.search(r"\bfunc\.(jvp|jacfwd|hessian|linearize)\(", line) and alone:
+                wrong.append(f"{name}:{number + 1}: {line.strip()}")
+    assert wrong == []
+
+
 def test_a_package_says_what_its_modules_hold():
     """The listing of the folder and the docstring of `__init__` tell the same."""
     wrong = []

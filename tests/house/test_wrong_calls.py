@@ -1233,6 +1233,111 @@ CALLS = {
     ),
 }
 
+STATES = (
+    None,
+    "x",
+    3,
+    [],
+    Odd(),
+    sparse(B, I),
+    nested(B, I),
+    torch.ones(B, I, dtype=torch.complex64),
+    torch.ones(B, I, dtype=torch.bool),
+    torch.ones(B, I, device="meta"),
+    np.ones((B, I)),
+    torch.ones(B, I + 1),
+    torch.tensor(1.0),
+    torch.ones(B, I).half(),
+)
+MAP = ("x", 3, None, [], Odd())
+SIZE = (*WHOLE, (1, 2, 3), (1, "x"), (0, 1))
+
+
+def state():
+    return torch.ones(B, I)
+
+
+def dense():
+    return co.maps.Dense(I, O)
+
+
+def product_of(f, product, *directions):
+    """A product of a map, with its arguments."""
+    values = {"x": (state, STATES), "v": (state, STATES), "w": (y, STATES)}
+
+    def call(**given):
+        return getattr(co.maps, product)(f, **given)
+
+    return call, {name: values[name] for name in ("x", *directions)}
+
+
+MAPS = {
+    "maps.Dense": (
+        co.maps.Dense,
+        {
+            "inputs": (I, (*WHOLE, 10**12)),
+            "outputs": (O, (*WHOLE, 10**12)),
+            "activation": ("tanh", NAME),
+            "bias": (True, SWITCH),
+            "dtype": (None, DTYPE),
+            "device": (None, DEVICE),
+        },
+    ),
+    "maps.Tied": (
+        co.maps.Tied,
+        {
+            "f": (dense, (*MAP, torch.nn.Tanh())),
+            "tau": ("transpose", (*NAME, torch.tanh, lambda W: W + 1, lambda W: 3)),
+            "activation": (None, ("x", "", 3, [], Odd())),
+            "bias": (True, SWITCH),
+            "tau_adjoint": (None, ("x", 3, [3], Odd(), torch.tanh, lambda W: 3)),
+        },
+    ),
+    "maps.Conv": (
+        co.maps.Conv,
+        {
+            "channels_in": (I, (*WHOLE, 10**12)),
+            "channels_out": (O, (*WHOLE, 10**12)),
+            "size": (3, SIZE),
+            "stride": (1, SIZE),
+            "padding": (0, (*WHOLE[1:], (1, 2, 3))),
+            "activation": ("tanh", NAME),
+            "bias": (True, SWITCH),
+            "summed": (False, SWITCH),
+            "dtype": (None, DTYPE),
+            "device": (None, DEVICE),
+        },
+    ),
+    "maps.MaxPool": (co.maps.MaxPool, {"size": (2, SIZE), "ties": ("first", NAME)}),
+    "maps.AvgPool": (co.maps.AvgPool, {"size": (2, SIZE)}),
+    "maps.Activation": (co.maps.Activation, {"name": ("tanh", NAME)}),
+    "maps.Residual": (
+        lambda f, **given: co.maps.Residual(f, **given),
+        {
+            "f": (dense, MAP),
+            "projection": ("linear", ("x", "", 3, [], Odd(), None)),
+            "inputs": (I, WHOLE),
+            "outputs": (O, WHOLE),
+        },
+    ),
+    "maps.Composed": (lambda f: co.maps.Composed(f), {"f": (dense, MAP)}),
+}
+for shape_free in (co.maps.Softmax(), co.maps.LogSoftmax(), co.maps.Flatten()):
+    name = f"maps.{type(shape_free).__name__}"
+    MAPS[name] = (shape_free, {"x": (state, (*STATES[:9], torch.tensor(1.0)))})
+PRODUCTS = {
+    "push": "v",
+    "pull": "w",
+    "pull_parameters": "w",
+    "bend": "vw",
+    "bend_parameters": "vw",
+}
+for product, directions in PRODUCTS.items():
+    MAPS[f"maps.{product}"] = product_of(dense(), product, *directions)
+    by_torch = torch.nn.Sequential(dense())
+    MAPS[f"maps.{product} by torch"] = product_of(by_torch, product, *directions)
+CALLS |= MAPS
+
 CASES = [(call, argument) for call, (_, arguments) in CALLS.items() for argument in arguments]
 
 

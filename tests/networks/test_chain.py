@@ -421,3 +421,13 @@ def test_dense_layers_swept_together_are_those_run_one_by_one(activation, bias):
     e = co.Penalised("log-ratio", 0.5)(mlp, co.Batch(x, y), "cross-entropy")
     truth = Truth(mlp, x, y)
     assert_close(e.gradient, truth.gradient(truth.losses + 0.5 * truth.log_ratio()), 1e-10)
+
+
+def test_a_dense_map_with_its_own_forward_is_called():
+    class Doubled(co.maps.Dense):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    maps = [Doubled(3, 3, dtype=F64), Doubled(3, 3, dtype=F64)]
+    x = torch.randn(2, 3, dtype=F64)
+    assert torch.equal(co.Chain(*maps)(x).a, maps[1](maps[0](x)))

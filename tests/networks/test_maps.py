@@ -605,9 +605,13 @@ REFUSALS = {
         lambda: co.maps.Dense(3, 4)(torch.zeros(2, 5)),
         r"reads x \[B, 3\]; got \[2, 5\]",
     ),
-    "x of another type": (lambda: co.maps.Dense(3, 4)(x3.double()), r"x is float64"),
+    "x of another type": (
+        lambda: co.maps.Dense(3, 4)(x3.double()),
+        r"x is torch.float64, W torch.float32",
+    ),
     "x of Conv": (lambda: co.maps.Conv(2, 4, 3)(image), r"reads x \[B, 2, rows, columns\]; got"),
     "a small image": (lambda: co.maps.Conv(1, 4, 7)(image), "larger than the image"),
+    "a narrow image": (lambda: co.maps.Conv(1, 4, (3, 7))(image), "larger than the image"),
     "a small region": (lambda: co.maps.MaxPool(7)(image), "at least 7 x 7 places; got"),
     "x of AvgPool": (lambda: co.maps.AvgPool(2)(x3), r"got \[2, 3\]"),
     "x of Flatten": (lambda: co.maps.Flatten()(torch.zeros(3)), r"got \[3\]"),
@@ -646,8 +650,20 @@ REFUSALS = {
         lambda: co.maps.Tied(co.maps.Dense(3, 4), through_numpy),
         "torch cannot differentiate tau",
     ),
+    "tau that is detached": (
+        lambda: co.maps.Tied(co.maps.Dense(3, 4), lambda W: W.detach().T),
+        "torch cannot differentiate tau",
+    ),
     "tau_adjoint": (
         lambda: co.maps.Tied(co.maps.Dense(3, 4), tau_adjoint=not_the_adjoint),
+        "not the adjoint of tau",
+    ),
+    "tau_adjoint of another shape": (
+        lambda: co.maps.Tied(co.maps.Dense(3, 4), tau_adjoint=lambda G: G),
+        "not the adjoint of tau",
+    ),
+    "tau_adjoint of no matrix": (
+        lambda: co.maps.Tied(co.maps.Dense(3, 4), tau_adjoint=lambda G: 3),
         "not the adjoint of tau",
     ),
     "tau_adjoint's kind": (
@@ -672,6 +688,10 @@ REFUSALS = {
     "no map": (lambda: co.maps.Composed(), "at least one map"),
     "not a map": (lambda: co.maps.Composed(torch.tanh), "a map is a module"),
     "two outputs": (lambda: co.maps.pull(Pair(), x3, x3), "returned tuple"),
+    "a transform": (
+        lambda: torch.func.vmap(lambda w: co.maps.pull(nn.Tanh(), x3[:1], w[None]))(x3),
+        "torch.func's transforms",
+    ),
     "in place": (lambda: co.maps.pull(nn.ReLU(inplace=True), x3, x3), "inplace=False"),
     "dtype": (lambda: co.maps.Dense(3, 4, dtype=torch.float16), "float32 or float64"),
     "no forward": (lambda: co.maps.Map()(x3), "Map has no forward"),
@@ -687,11 +707,87 @@ def test_refusals_say_what_was_expected(name):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_product_refuses_what_does_not_fit(kind):
+    f, _, x, v, w = case(kind, 2)
+    calls = {
+        "v": [
+            lambda v: co.maps.push(f, x, v),
+            lambda v: co.maps.bend(f, x, v, w),
+            lambda v: co.maps.bend_parameters(f, x, v, w),
+        ],
+        "w": [
+            lambda w: co.maps.pull(f, x, w),
+            lambda w: co.maps.pull_parameters(f, x, w),
+            lambda w: co.maps.bend(f, x, v, w),
+            lambda w: co.maps.bend_parameters(f, x, v, w),
+        ],
+        "x": [
+            lambda x: co.maps.push(f, x, v),
+            lambda x: co.maps.pull(f, x, w),
+            lambda x: co.maps.pull_parameters(f, x, w),
+            lambda x: co.maps.bend(f, x, v, w),
+            lambda x: co.maps.bend_parameters(f, x, v, w),
+        ],
+    }
+    good = {"v": v, "w": w, "x": x}
+    for name in ("v", "w"):
+        for call in calls[name]:
+            with pytest.raises(co.InputError, match=f"{name} must have the shape of"):
+                call(good[name][None])
+            with pytest.raises(co.KindError, match=f"{name} is torch.float32"):
+                call(good[name].float())
+    for call in calls["x"]:
+        with pytest.raises(co.CoadjointError):
+            call(x.long())
+        with pytest.raises(co.KindError, match="must be a tensor; got ndarray"):
+            call(x.numpy())
+
+
 def test_a_map_that_works_in_place_leaves_x_as_it_was():
     x = torch.full((2, 3), -1.0)
     with pytest.raises(co.Unsupported):
         co.maps.pull(nn.ReLU(inplace=True), x, x)
     assert (x == -1).all()
+
+
+def test_formulas_work_inside_torchs_transforms():
+    torch.manual_seed(0)
+    source = co.maps.Dense(3, 8, dtype=DOUBLE)
+    f = co.maps.Composed(
+        co.maps.Conv(1, 2, 3, activation="tanh", dtype=DOUBLE),
+        co.maps.MaxPool(2),
+        co.maps.Flatten(),
+        co.maps.Residual(co.maps.Dense(8, 8, dtype=DOUBLE)),
+        co.maps.Tied(source, lambda W: 2 * W.T),
+        co.maps.LogSoftmax(),
+    )
+    x = torch.randn(4, 1, 6, 6, dtype=DOUBLE)
+    J = torch.func.vmap(lambda w: f.pull(x, w.expand(4, 3)))(torch.eye(3, dtype=DOUBLE))
+    expected = torch.func.vmap(torch.func.jacrev(lambda x_j: f(x_j[None])[0]))(x)
+    close(J.transpose(0, 1), expected, TOLERANCE)
+    w = torch.randn(4, 3, dtype=DOUBLE)
+    rows = torch.func.vmap(lambda x_j, w_j: f.pull_parameters(x_j[None], w_j[None]))(x, w)
+    summed = {name: gradient.sum(0) for name, gradient in rows.items()}
+    close(summed, f.pull_parameters(x, w), TOLERANCE)
+
+
+def test_padding_makes_room_for_a_filter():
+    assert co.maps.Conv(1, 2, 7, padding=1)(image).shape == (2, 2, 2, 2)
+    assert co.maps.Conv(1, 2, (8, 6), padding=(1, 0))(image).shape == (2, 2, 1, 1)
+
+
+def test_a_given_adjoint_of_tau_is_used():
+    calls = []
+
+    def adjoint(G):
+        calls.append(G)
+        return G.T
+
+    f = co.maps.Tied(co.maps.Dense(3, 4), lambda W: W.T, tau_adjoint=adjoint)
+    calls.clear()
+    f.pull_parameters(torch.zeros(2, 4), torch.zeros(2, 3))
+    assert len(calls) == 1
 
 
 def test_checking_tau_draws_no_random_numbers():

@@ -12,12 +12,14 @@ from torch import Tensor
 
 import coadjoint as co
 from coadjoint.sweeps import FormulaRun, Rows, SweepPlan, load
+from coadjoint.sweeps.engines.cuda import engine as cuda_engine
+from coadjoint.sweeps.engines.eager import fused
 from coadjoint.sweeps.norms import norm
 from coadjoint.sweeps.rows import scale, uniform_rows
 
 pytestmark = pytest.mark.slow
 
-ENGINES = ["cpu", "eager", "reference"]
+ENGINES = ["cpu", "eager", "fused", "reference"]  # fused: what engine `cuda` runs for W by step
 ACTIVATIONS = {
     "tanh": torch.tanh,
     "relu": torch.relu,
@@ -38,6 +40,11 @@ SIZES = [  # (T, B, d)
     (3, 5, 64),
 ]
 CASES = [(activation, size) for size in SIZES for activation in ACTIVATIONS]
+
+
+def loops(engine):
+    """The three loops of an engine, by name."""
+    return fused if engine == "fused" else load(engine)
 
 
 class Layers(NamedTuple):
@@ -69,7 +76,7 @@ class Layers(NamedTuple):
         """The run of these layers as a recurrence whose W has a matrix for each step."""
         T, d = self.b.shape
         B = len(self.x0)
-        plan = SweepPlan(co.cells.elman(activation), uniform_rows(T, B), load(engine))
+        plan = SweepPlan(co.cells.elman(activation), uniform_rows(T, B), loops(engine))
         base = self.b[:, None].expand(T, B, d).reshape(T * B, d)
         return FormulaRun.run(plan, base, None, self.W, self.x0, None)
 
@@ -220,7 +227,7 @@ def test_any_cell_takes_a_matrix_for_each_step(name, engine):
     x0 = normal(B, len(cell.slots) * d)
     p = normal(len(cell.p) * d) if cell.p else None
     v = normal(T * B, len(cell.v) * d) if cell.v else None
-    plan = SweepPlan(cell, uniform_rows(T, B), load(engine))
+    plan = SweepPlan(cell, uniform_rows(T, B), loops(engine))
     results = []
     for weights in (W, W.expand(T, *W.shape)):
         run = FormulaRun.run(plan, base, v, weights, x0, p)
@@ -236,7 +243,7 @@ def test_any_cell_takes_a_matrix_for_each_step(name, engine):
 def test_equal_matrices_give_the_bits_of_one(engine):
     layers = Layers.draw(5, 6, 17, torch.float32)
     W = layers.W.detach()[0]
-    plan = SweepPlan(co.cells.elman("tanh"), uniform_rows(5, 6), load(engine))
+    plan = SweepPlan(co.cells.elman("tanh"), uniform_rows(5, 6), loops(engine))
     base = torch.randn(30, 17)
     runs = []
     for weights in (W, W.expand(5, 17, 17)):
@@ -289,6 +296,13 @@ def test_any_number_of_threads_gives_the_same(engine, threads):
     torch.testing.assert_close(logs, right_logs, rtol=1e-5, atol=1e-5)
     for found, true in zip(by_leaves, right, strict=True):
         assert norm((found - true).flatten()) <= 1e-5 * norm(true.flatten())
+
+
+def test_no_kernel_is_made_for_a_matrix_for_each_step():
+    plan = SweepPlan(co.cells.elman("tanh"), uniform_rows(3, 2), cuda_engine)
+    for sweep in ("forward", "adjoint", "tangent"):
+        launch = cuda_engine.make_launch(sweep, plan, torch.zeros(3, 1, 1), torch.zeros(6, 1), 1)
+        assert launch is None
 
 
 def test_the_right_number_of_matrices_is_required():

@@ -267,7 +267,7 @@ def test_held_out_files_must_match_and_share_nothing(tmp_path):
         Data.read(
             train, valid=put(tmp_path, "left.csv", table(9, seed=5, classes=("up", "down", "left")))
         )
-    with refused(["missing columns: 'b'", "extra columns: 'bb'"]):
+    with refused(["column 'b' is missing. The model needs: 'a', 'b'.", "Not needed: 'bb'."]):
         Data.read(train, valid=put(tmp_path, "other.csv", valid.read_text().replace(",b,", ",bb,")))
     moved = put(
         tmp_path,
@@ -530,7 +530,7 @@ def test_next_step_predictions_reach_beyond_the_end(tmp_path):
 def test_files_that_do_not_suit_the_network_are_refused(tmp_path):
     data = Data.read(put(tmp_path, "train.csv", table(20)))
     d = data.describe()
-    with refused(["missing columns: 'b'", "extra columns: 'bb'", "Should 'bb' be called 'b'?"]):
+    with refused(["column 'b' is missing", "Not needed: 'bb'.", "Should 'bb' be called 'b'?"]):
         Data.for_prediction(d, put(tmp_path, "a.csv", table(3).replace(",b,", ",bb,")))
     with refused(["no column 'id'"]):
         Data.for_prediction(d, put(tmp_path, "b.csv", "a,b,time\n1,2,3\n"))

@@ -845,7 +845,7 @@ def test_a_signal_saves_and_says_how_to_resume(learner, tmp_path):
             yield pair
 
     with pytest.raises(
-        signals.Interrupted, match=r"SIGINT: saved at step 24. Resume with: coadjoint resume"
+        signals.Interrupted, match=r"Interrupted; saved at step 24. Resume with: coadjoint resume"
     ):
         begun("gru", learner, folder, stream=until(23))
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
@@ -1108,7 +1108,7 @@ def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
         (["d.csv", "--target", "yy"], 3, "there is no column 'yy' for --target. Did you mean 'y'?"),
         (["d.csv", "--target", "y"], 3, "d.csv:2 column 'state': \"down\" is not a number"),
         (["d.csv", "--target", "y", "--learner", "bptt"], 2,
-            "unknown learner 'bptt'; Known: rtrl, truncated"),
+            "unknown learner 'bptt'. Known: rtrl, truncated"),
         (["d.csv", "--target", "y", "--config", "b.toml"], 2,
             "--learner must be rtrl or truncated; got 'bptt'"),
         (["d.csv", "--target", "y", "--learner", "truncated"], 2, "--learner truncated needs --k1"),

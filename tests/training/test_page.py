@@ -16,7 +16,7 @@ import time
 
 import pytest
 import torch
-from test_report import PAYLOADS, write_compare, write_run
+from test_report import PAYLOADS, write_compare, write_run, write_tasks
 
 import coadjoint as co
 from coadjoint.diagnostics import examination
@@ -186,12 +186,13 @@ def evaluation():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Pages of folders: a run of 5,000 steps with 50 probes, a comparison, three steps, no probes,
-    nothing but a cut line.
+    """Pages of folders: a run of 5,000 steps with 50 probes, a comparison, one of several tasks,
+    three steps, no probes, costates alone, nothing but a cut line.
     """
     root = tmp_path_factory.mktemp("pages")
     write_run(root / "run")
     write_compare(root / "compare")
+    write_tasks(root / "tasks")
     write_run(root / "short", steps=3, solved=2, every=1, length=5, status="failed")
     write_run(
         root / "plain", steps=900, solved=10**9, probes=False, penalised=False, status="interrupted"
@@ -201,6 +202,10 @@ def pages(tmp_path_factory):
         examination.examine(evaluation()),
         {"task": {"name": "lines"}, "seed": 0},
     )
+    (root / "faint").mkdir()  # costates that hardly differ: long numbers below the colour bar
+    probe = {"kind": "probe", "step": 1, "t": list(range(41))}
+    probe["log10_costates"] = [-0.00312 + 1e-4 * t for t in range(41)]
+    (root / "faint/metrics.jsonl").write_text(json.dumps(probe))
     (root / "cut").mkdir()
     (root / "cut/metrics.jsonl").write_text('{"kind":"train","step":1,"loss":1.5}\n{"kind":"tra')
     for k, payload in enumerate(PAYLOADS):
@@ -226,8 +231,16 @@ SCREENS = {
     "phone, dark": {"width": 390, "height": 844, "dark": True},
     "small phone": {"width": 320, "height": 640},
 }
-FIGURES = {"run": 11, "compare": 4, "diagnosis": 12, "short": 11, "plain": 4, "cut": 1} | {
-    f"hostile-{k}": 3 for k in range(len(PAYLOADS))
+FIGURES = {
+    "run": 11,
+    "compare": 4,
+    "tasks": 10,
+    "diagnosis": 12,
+    "short": 11,
+    "plain": 4,
+    "faint": 1,
+    "cut": 1,
+    **{f"hostile-{k}": 3 for k in range(len(PAYLOADS))},
 }
 
 
@@ -256,6 +269,23 @@ def test_every_figure_is_drawn_without_a_complaint(browser, pages, name, screen)
     )
     ground = browser.ask("getComputedStyle(document.body).backgroundColor")
     assert (max(map(int, ground[4:-1].split(","))) < 60) == SCREENS[screen].get("dark", False)
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("name", ["run", "tasks", "faint", "diagnosis"])
+def test_labels_of_rules_and_colour_bars_do_not_touch_others(browser, pages, name, screen):
+    """The label of a goal, and the numbers below a colour bar, against those in the same line."""
+    browser.open(pages[name], **SCREENS[screen])
+    assert (
+        browser.ask(
+            "[...document.querySelectorAll('.plot > svg')].flatMap(s => { const boxes = "
+            "[...s.querySelectorAll('text.rule, text[y=\"42\"]')].map(t => [t.textContent, "
+            "t.getBoundingClientRect()]); return boxes.flatMap(([a, p], i) => boxes.slice(i + "
+            "1).filter(([, q]) => p.top === q.top && p.left < q.right + 4 && q.left < p.right + "
+            "4).map(([b]) => [a, b])); })"
+        )
+        == []
+    )
 
 
 def place(browser, figure, across=0.5, down=0.5):

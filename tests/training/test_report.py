@@ -262,13 +262,13 @@ def edit(path, change):
 def test_the_page_of_a_run_shows_its_settings_and_results(run_folder):
     page = page_of(run_folder)
     for words in (
-        "temporal-order, length 100",
-        "Success at step 4,300, after 39.6 s: right ≥ 1",
+        "temporal-order, length 100 · elman, 64 units · penalised, log-ratio",
+        "Success at step 4,300, after 39.6 s: accuracy ≥ 1",
         "penalised, penalty log-ratio, weight 4.0",
         "4,804",
         "2 steps skipped: the gradient was not finite.",
         "coadjoint train --task temporal-order",
-        "coadjoint resume long",
+        "The run reached its goal: there is nothing left to resume.",
         "optimiser.clip 1.0",
         "symbols at t = 12 and t = 57",
         "✗ no",
@@ -289,7 +289,7 @@ def test_the_page_of_a_run_shows_its_settings_and_results(run_folder):
     assert kinds == dict.fromkeys(curves, "lines") | {"costates": "heat", "temporal": "heat"}
     assert page.figures["gradient"]["y"]["log"]
     assert page.figures["norms"]["y"]["log"]
-    assert page.figures["held-out-0"]["rules"] == [{"y": 1, "label": "goal: right ≥ 1"}]
+    assert page.figures["held-out-0"]["rules"] == [{"y": 1, "label": "goal: accuracy ≥ 1"}]
     assert page.figures["radius"]["rules"][0]["y"] == 1
     assert page.data["clock"]["steps"][:2] == [100, 200]
     assert [s["name"] for s in page.figures["norms"]["series"]] == ["W", "R", "b", "V", "b_o"]
@@ -319,16 +319,17 @@ def test_the_same_folder_gives_the_same_page(run_folder):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"status": "finished", "success": False}, "Finished 3 steps, without reaching right ≥ 1"),
+        ({"status": "finished", "success": False},
+            "Finished 3 steps, without reaching accuracy ≥ 1"),
         ({"status": "finished", "success": False, "goal": None}, "Finished 3 steps method"),
         ({"status": "early-stopped", "success": False, "reason": "no progress"},
-            "Stopped early at step 3, without reaching right ≥ 1: no progress"),
+            "Stopped early at step 3, without reaching accuracy ≥ 1: no progress"),
         ({"status": "interrupted", "success": False, "reason": "by the user"},
             "Interrupted at step 3: by the user"),
         ({"status": "failed", "success": False, "reason": "disk full"},
             "Failed at step 3: disk full"),
         ({"status": "interrupted", "success": True, "success_step": 2, "success_seconds": 7200},
-            "Success at step 2, after 2 h: right ≥ 1; interrupted at step 3"),
+            "Success at step 2, after 2 h: accuracy ≥ 1; interrupted at step 3"),
         ({"status": 7, "success": None}, "No result the last recorded step is 3"),
     ],
 )  # fmt: skip
@@ -596,7 +597,7 @@ def test_the_page_of_several_tasks_has_a_table_of_all(tmp_path):
     for words in (
         "xor · addition · digits",
         "4 of 8 runs succeeded",
-        "goal of addition right_0.2 ≥ 0.99",
+        "goal of addition accuracy (within 0.2) ≥ 0.99",
         "took 61 s, 4 runs at a time",
         "name xor addition digits plain cell=gru 2 of 2 · 1 0 of 2, 1 failed · 0.5 0.5 penalised "
         "cell=gru",
@@ -927,7 +928,7 @@ def test_nothing_read_becomes_markup(tmp_path, file, path):
 
 @pytest.mark.parametrize("name", ["a b & <i>", "it's; rm -rf"])
 def test_names_of_folders_are_quoted(tmp_path, name):
-    text = page_of(write_run(tmp_path / name, **SMALL)).text
+    text = page_of(write_run(tmp_path / name, **SMALL, status="interrupted")).text
     assert f"coadjoint resume {shlex.quote(name)}" in text
 
 
@@ -1054,3 +1055,9 @@ def test_results_without_a_goal_under_other_budgets_and_interrupted_are_said():
     assert (a[1:4], b[1:4]) == (["1 of 2", "0 of 2", "–"], ["1 of 1", "–", "1 of 1"])
     assert a[4:] == ["5", "9", "1.67 min", "1"]
     assert copied[1] == "no goal; 1 of 2 ended"
+
+
+def test_the_largest_numbers_are_not_rounded_to_infinity():
+    assert curves_module.json_numbers([1.79769e308, -1.79769e308, math.inf]) == [
+        1.79769e308, -1.79769e308, None]  # fmt: skip
+    assert curves_module.json_numbers([1.79765e308]) == [1.79765e308]

@@ -768,10 +768,11 @@ def test_a_signal_stops_the_run_and_it_goes_on_in_the_same_bits(tmp_path, truth,
     code, output = process.wait()
     assert code == 75
     found = re.search(
-        r"stopped: (SIG\w+): saved at step (\d+)\. Resume with: coadjoint (resume '.*')\n$", output
+        r"(Interrupted.*); saved at step (\d+)\. Resume with: coadjoint (resume '.*')\n$", output
     )
     assert found, output
-    assert found[1] == signal.Signals(number).name
+    name = signal.Signals(number).name
+    assert found[1] == ("Interrupted" if name == "SIGINT" else f"Interrupted by {name}")
     step = int(found[2])
     assert step == 15
     assert storage.list_checkpoints(folder)[-1].name == storage.folder_name(step)
@@ -790,7 +791,7 @@ def test_two_interrupts_stop_at_once(tmp_path, truth):
     process.send(signal.SIGINT)  # the gate stays shut: the run ends inside its step
     code, output = process.wait()
     assert code == 75
-    assert "interrupted twice" in output
+    assert "Interrupted twice" in output
     assert f"Resume with: coadjoint resume {folder}" in output
     assert not storage.list_checkpoints(folder)
     resumed_equal(folder, truth)

@@ -679,9 +679,8 @@ def test_a_signal_ends_a_run_without_a_folder(number):
                 os.kill(os.getpid(), number)
 
     net = network()
-    with pytest.raises(
-        co.Interrupted, match=f"{signal.Signals(number).name} at step 3: nothing is saved"
-    ):
+    by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
+    with pytest.raises(co.Interrupted, match=f"Interrupted{by} at step 3. Nothing is saved"):
         train(net, display=Stop())
     assert equal(weights(net), last_weights(steps=3))
 
@@ -748,3 +747,30 @@ def test_among_equal_accuracies_the_loss_decides():
     assert 1 < best < 40
     assert result.best_step == best
     assert result.metrics["valid"]["loss"] == losses[best]
+
+
+def printed_steps(capsys, steps, every, last):
+    """The steps of the lines that a run of `steps` prints which ends at step `last`."""
+    lines = display.Lines("xor", steps, "right")
+    for step in range(0, last + 1, every):
+        lines.step(step, {"loss": 1.0, "gradient": 1.0})
+        lines.validation(step, [{"kind": "held-out", "right": 0.5}])
+    lines.close()
+    out = capsys.readouterr().out
+    assert "accuracy 0.5" in out
+    return [int(line.split()[1].partition("/")[0]) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("last", [1000, 990, 470])
+def test_a_file_gets_few_lines_and_the_last(capsys, last):
+    steps = printed_steps(capsys, 1000, 10, last)
+    assert steps[:2] == [0, 10]
+    assert steps[-1] == last
+    assert len(steps) <= display.MOST_LINES + 1
+    assert max(np.diff(steps)) <= 60
+
+
+def test_lines_of_an_endless_run_grow_rare(capsys):
+    steps = printed_steps(capsys, None, 10, 100_000)
+    assert steps[-1] == 100_000
+    assert len(steps) < 60

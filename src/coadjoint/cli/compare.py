@@ -36,6 +36,7 @@ from .progress import ProgressReporter
 def compare(
     what: Optional[list[str]] = typer.Argument(
         None,
+        metavar="TASK",
         help="tasks, each with its settings: 'addition length=100'; or the folders of existing "
         "runs",
     ),
@@ -131,13 +132,16 @@ def compare_folders(what: list[str], out: Path | None, quiet: bool) -> None:
         print_escaped(f"report: {page}")
 
 
-def run_comparison(folder: Path, jobs: int | None, quiet: bool) -> None:
-    """Run a comparison to its end, print its tables, write the report."""
+def run_comparison(folder: Path, jobs: int | None, quiet: bool, in_order: bool = False) -> None:
+    """Run a comparison to its end, print its tables, write the report.
+
+    in_order: start and report the runs in the order of the table.
+    """
     from ..training.report import pages
     from . import compared_runs
 
     with ProgressReporter(quiet) as report:
-        found = compared_runs.run_all(folder, count_jobs(jobs), report)
+        found = compared_runs.run_all(folder, count_jobs(jobs), report, in_order)
     page = pages.write(folder)
     if not quiet:
         print_comparison(found)

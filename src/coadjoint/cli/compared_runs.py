@@ -11,25 +11,31 @@ import json
 import shlex
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CoadjointError, ConfigError, StorageError, choose
-from ..training import files, schemas, settings
+from ..training import files, settings
 from ..training.report.comparison import BUDGETS
-from ..training.signals import Interrupted, handling_stop_signals
+from ..training.signals import Interrupted, describe_interruption, handling_stop_signals
 from . import build, schema
 from . import flags as setting_flags
 from .flags import KeyValues, SectionValues
-from .outcomes import describe_end, read_result, read_status, record_outcome
+from .outcomes import (
+    describe_end,
+    read_comparison,
+    read_result,
+    read_status,
+    record_outcome,
+    refuse_if_outside,
+)
+from .progress import Report, RunsReporter
 from .workers import Worker, wait_for
 
 ENDED = ("success", "finished", "early-stopped", "failed")
 MOST_RUNS = 10_000  # in one comparison
-# Takes the number of runs that have ended, of all runs, and a line about the latest.
-Report = Callable[[int, int, str | None], None]
 
 
 class Setting(NamedTuple):
@@ -284,22 +290,17 @@ def plan_row(
     return entry, configs
 
 
-def read_comparison(folder: Path) -> KeyValues:
-    """The contents of compare.json, checked."""
-    path = folder / "compare.json"
-    if not path.exists():
-        raise StorageError(f"{folder} holds no comparison (compare.json is missing).")
-    return schemas.read(path, schemas.ComparisonSchema)
-
-
-def report_nothing(done: int, total: int, text: str | None) -> None:
+def report_nothing(done: float, total: int, text: str | None) -> None:
     """Ignore the progress of a comparison."""
 
 
-def run_all(folder: Path, jobs: int, report: Report = report_nothing) -> KeyValues:
+def run_all(
+    folder: Path, jobs: int, report: Report = report_nothing, in_order: bool = False
+) -> KeyValues:
     """Run what has not ended yet, `jobs` processes at a time, and collect the results.
 
-    Returns the new content of compare.json. A stop signal makes every run save and end.
+    Returns the new content of compare.json. A stop signal makes every run save and end. in_order:
+    start and report the runs in the order of the table; a line about a run waits for those before.
     """
     content = read_comparison(folder)
     began = time.monotonic()
@@ -307,10 +308,10 @@ def run_all(folder: Path, jobs: int, report: Report = report_nothing) -> KeyValu
     refuse_if_outside(folder, [run.get("folder") for _, run in pairs])
     files.remove_leftovers(folder)
     waiting = [pair for pair in pairs if read_status(folder / pair[1]["folder"]) not in ENDED]
-    # The longest first, so that no core is idle while the last run ends.
-    waiting.sort(key=lambda pair: -pair[0].get("pace", 0))
-    total = len(pairs)
-    report(total - len(waiting), total, None)
+    if not in_order:  # the longest first, so that no core is idle while the last run ends
+        waiting.sort(key=lambda pair: -pair[0].get("pace", 0))
+    folders = [folder / run["folder"] for _, run in waiting]
+    reporter = RunsReporter(report, len(pairs), folders, in_order)
     workers: dict[Worker, tuple[KeyValues, KeyValues]] = {}
     signals: list[int] = []
     try:
@@ -320,12 +321,13 @@ def run_all(folder: Path, jobs: int, report: Report = report_nothing) -> KeyValu
                     row, run = waiting.pop(0)
                     workers[Worker(command_words(folder, run))] = (row, run)
                 wait_for(list(workers), 0.1)  # seconds: a signal is noticed as soon as that
+                reporter.look([folder / run["folder"] for _, run in workers.values()])
                 for worker in [worker for worker in workers if worker.has_ended]:
                     row, run = workers.pop(worker)
                     run["error"] = worker.complaint
                     worker.close()
                     record_outcome(folder / run["folder"], run, row["metric"])
-                    report(total - len(waiting) - len(workers), total, describe_end(run))
+                    reporter.end(folder / run["folder"], describe_end(run))
                 if signals:
                     for worker in workers:
                         worker.stop()
@@ -337,8 +339,8 @@ def run_all(folder: Path, jobs: int, report: Report = report_nothing) -> KeyValu
     collect(folder, content)
     if signals:
         raise Interrupted(
-            f"{signal.Signals(signals[0]).name}: every run was saved. Resume with: coadjoint "
-            f"resume {shlex.quote(str(folder))}"
+            f"{describe_interruption(signal.Signals(signals[0]).name)}; every run was saved. "
+            f"Resume with: coadjoint resume {shlex.quote(str(folder))}"
         )
     return content
 
@@ -354,22 +356,6 @@ def command_words(folder: Path, run: KeyValues) -> list[str]:
         return ["resume", str(target), "--fallback", "--quiet"]
     config = folder / "configs" / f"{target.name}.yaml"
     return ["train", "--config", str(config), "--out", str(target), "--quiet"]
-
-
-def refuse_if_outside(folder: Path, names: Sequence[object]) -> None:
-    """Refuse a compare.json that names runs other than its own, runs/NAME.
-
-    The file may be a stranger's: what it names is never followed elsewhere.
-    """
-    for name in names:
-        home, _, leaf = str(name).partition("/")
-        if home != "runs" or not files.is_portable_name(leaf):
-            raise StorageError(
-                f"{folder / 'compare.json'} names the run {str(name)!r}, but a comparison resumes "
-                "only its own runs, runs/NAME. Resume others one by one: coadjoint resume RUN"
-            )
-        files.is_real_folder(folder / "runs" / leaf)  # refuses a link
-    files.is_real_folder(folder / "runs")
 
 
 def collect(folder: Path, found: KeyValues) -> None:

@@ -43,4 +43,4 @@ def demo(
         )
     rows = [row for text in DEMO_ROWS for row in compared_runs.parse_variants(text)]
     compared_runs.lay_out(DEMO, rows, [0], folder, command_line())
-    run_comparison(folder, jobs, quiet)
+    run_comparison(folder, jobs, quiet, in_order=True)

@@ -24,6 +24,7 @@ KeyValues = dict[str, Any]  # the values of one section, by key; checked by its 
 SectionValues = dict[str, KeyValues]  # by section
 
 MOST_LINES = 20  # invalid keys listed in one error
+LEAST_LIMIT_OF_TYPE = 2**31  # from here on, a bound is that of an integer type and not of a key
 
 
 def flag(section: str, key: str) -> str:
@@ -89,7 +90,10 @@ def describe_type(t: object, others: Sequence[object]) -> str:
         return f"{count} values, each {describe_types([parts[0]])}"
     if origin is Annotated:  # parts: int or float, and the Field that bounds it
         noun = "a whole number" if parts[0] is int else "a number"
-        return f"{noun} {describe_bounds(parts[1].metadata)}".rstrip()
+        bounds = describe_bounds(parts[1].metadata)
+        if parts[0] is int and bounds == "of at least 1":
+            return "a positive whole number"
+        return f"{noun} {bounds}".rstrip()
     if origin is list:
         return "a list of strings" if parts[0] is str else "a list of them"
     return "text" if t is str else "true or false"
@@ -98,7 +102,8 @@ def describe_type(t: object, others: Sequence[object]) -> str:
 def describe_bounds(metadata: Sequence[object]) -> str:
     """[Ge(1), Lt(10)] -> "from 1 to 9"; "" without bounds.
 
-    A bounded number without "gt" has "ge", and only whole numbers have "lt".
+    A bounded number without "gt" has "ge", and only whole numbers have "lt". A bound that only
+    keeps a whole number inside an int32 or int64 is left out: "of at least 1".
     """
     limits: dict[str, float] = {}
     for bound in metadata:
@@ -114,9 +119,9 @@ def describe_bounds(metadata: Sequence[object]) -> str:
             text += f" and at most {limits['le']}"
         return text
     most = limits.get("le")
-    if most is None and "lt" in limits:
+    if most is None and limits.get("lt", LEAST_LIMIT_OF_TYPE) < LEAST_LIMIT_OF_TYPE:
         most = limits["lt"] - 1
-    return f"at least {limits['ge']}" if most is None else f"from {limits['ge']} to {most}"
+    return f"of at least {limits['ge']}" if most is None else f"from {limits['ge']} to {most}"
 
 
 def parse_flag(section: str, key: str, text: str) -> object:
@@ -242,6 +247,8 @@ def suggest_value(types: Sequence[object], value: object) -> str:
     """
     if str in types and isinstance(value, bool | int | float):
         return " Write it in quotes."
+    if isinstance(value, int) and value >= LEAST_LIMIT_OF_TYPE:
+        return " It is too large."
     if not isinstance(value, str):
         return ""
     near = nearest_name(value, map(str, choices(types)))
@@ -417,7 +424,7 @@ def config_from_command(
 
 def read_run_config(folder: Path) -> Config:
     """The config that a run was started with, from its config.yaml."""
-    from ..training import files, settings
+    from ..training import files, predict, settings
 
     path = folder / "config.yaml"
     if not folder.exists():
@@ -425,6 +432,7 @@ def read_run_config(folder: Path) -> Config:
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a run folder.")
     if not os.path.lexists(path):
+        predict.refuse_if_comparison(folder)
         raise StorageError(f"{folder} has no config.yaml, so it is not a run folder.")
     return resolve(settings.load(path, files.read_regular(path, settings.MAX_BYTES)))
 

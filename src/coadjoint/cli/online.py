@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 )
 def online(
     data: str = typer.Argument(
-        ..., help="a .csv, .tsv, .txt (also .gz), .npy or .parquet file; - for standard input"
+        ...,
+        metavar="DATA",
+        help="a .csv, .tsv, .txt (also .gz), .npy or .parquet file; - for standard input",
     ),
     learner: Optional[str] = typer.Option(
         None,

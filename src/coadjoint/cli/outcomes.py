@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import StorageError
-from ..training import schemas
+from ..errors import CoadjointError, StorageError
+from ..training import files, schemas, settings
 from .flags import KeyValues
+
+STEP = re.compile(rb'"step":(\d+)')  # in a row of metrics.jsonl
+LONGEST_ROW = 2**16  # bytes at the end of metrics.jsonl that hold its last step
+
+
+def refuse_if_outside(folder: Path, names: Sequence[object]) -> None:
+    """Refuse a compare.json that names runs other than its own, runs/NAME.
+
+    The file may be a stranger's: what it names is never followed elsewhere.
+    """
+    for name in names:
+        home, _, leaf = str(name).partition("/")
+        if home != "runs" or not files.is_portable_name(leaf):
+            raise StorageError(
+                f"{folder / 'compare.json'} names the run {str(name)!r}, but a comparison resumes "
+                "only its own runs, runs/NAME. Resume others one by one: coadjoint resume RUN"
+            )
+        files.is_real_folder(folder / "runs" / leaf)  # refuses a link
+    files.is_real_folder(folder / "runs")
+
+
+def read_comparison(folder: Path) -> KeyValues:
+    """The contents of compare.json, checked."""
+    path = folder / "compare.json"
+    if not path.exists():
+        raise StorageError(f"{folder} holds no comparison (compare.json is missing).")
+    return schemas.read(path, schemas.ComparisonSchema)
 
 
 def read_result(run: Path) -> KeyValues | None:
@@ -25,6 +54,23 @@ def read_status(run: Path) -> str | None:
     except StorageError:
         return None
     return None if result is None else str(result["status"])
+
+
+def share_done(run: Path) -> float:
+    """The share of its steps that a run has taken, as of its last validation; 0 if unknown."""
+    path = run / "metrics.jsonl"
+    try:
+        steps = settings.load(run / "config.yaml").values["training"]["steps"]
+        if not path.is_file():  # a run that has just begun has none
+            return 0.0
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - LONGEST_ROW, 0))
+            taken = STEP.findall(file.read(LONGEST_ROW))
+    except (CoadjointError, OSError, LookupError, TypeError):
+        return 0.0
+    if not taken or not isinstance(steps, int) or steps < 1:
+        return 0.0
+    return min(int(taken[-1]) / steps, 1.0)
 
 
 def record_outcome(run: Path, entry: KeyValues, metric: str) -> None:

@@ -12,9 +12,11 @@ from .program import app, print_escaped, warn
 
 @app.command()
 def predict(
-    run: Path = typer.Argument(..., help="a run folder, or its model.safetensors"),
+    run: Path = typer.Argument(..., metavar="RUN", help="a run folder, or its model.safetensors"),
     data: Path = typer.Argument(
-        ..., help="a file with the columns of the training file; the target may be missing"
+        ...,
+        metavar="DATA",
+        help="a file with the columns of the training file; the target may be missing",
     ),
     out: Path = typer.Option(Path("predictions.csv"), "--out", "-o", help="the file to write"),
 ) -> None:
@@ -29,7 +31,7 @@ def predict(
 
 @app.command()
 def report(
-    folder: Path = typer.Argument(..., help="a run folder or a comparison"),
+    folder: Path = typer.Argument(..., metavar="FOLDER", help="a run folder or a comparison"),
     markdown: Optional[Path] = typer.Option(
         None, "--markdown", help="comparison: also write the tables to this file"
     ),

@@ -9,19 +9,46 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from .. import __version__
-from ..errors import CoadjointError, MissingError, escape_controls, escape_undecodable
+from ..errors import CoadjointError, MissingError, escape_controls, escape_undecodable, nearest
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
+
+def hide_types_of_switches(parameters: Iterable[Any]) -> None:
+    """Take the type out of the help of options that take no value: --quiet, not --quiet <bool>."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+
+
+class Commands(TyperGroup):
+    """The program as typer builds it, with a shorter help. Contexts and commands are typer's."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options of the program itself, with --help."""
+        parameters = super().get_params(ctx)
+        hide_types_of_switches(parameters)
+        return parameters
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; None if there is none."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            hide_types_of_switches(command.get_params(ctx))
+        return command
+
+
 app = typer.Typer(
     name="coadjoint",
+    cls=Commands,
     help="Train recurrent networks by plain or penalised backpropagation, and inspect their "
     "gradients.",
     no_args_is_help=True,
@@ -32,7 +59,7 @@ app = typer.Typer(
 )
 # The parent of every error about arguments, which typer does not export.
 USAGE_ERROR: type[typer.BadParameter] = typer.BadParameter.mro()[2]
-RUN = typer.Argument(..., help="a run folder")
+RUN = typer.Argument(..., metavar="RUN", help="a run folder")
 OUT = typer.Option(None, "--out", "-o", help="folder to write (default: a new one in runs/)")
 QUIET = typer.Option(False, "--quiet", "-q", help="print errors only")
 CONFIG = typer.Option(
@@ -116,7 +143,9 @@ def print_escaped(text: object) -> None:
 
 def format_figures(values: Mapping[str, float], digits: int = 6) -> str:
     """Named numbers on one line, with significant digits: "loss 0.693147  accuracy 0.5"."""
-    return "  ".join(f"{name} {value:.{digits}g}" for name, value in values.items())
+    from ..training.metric_names import metric_label
+
+    return "  ".join(f"{metric_label(k)} {value:.{digits}g}" for k, value in values.items())
 
 
 def print_table(heads: list[str], rows: list[list[str]]) -> None:
@@ -148,7 +177,7 @@ def main() -> None:
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except USAGE_ERROR as error:
-        fail(error.format_message(), 2)
+        fail(explain_usage_error(error), 2)
     except CoadjointError as error:
         if os.environ.get("COADJOINT_DEBUG"):
             raise
@@ -175,6 +204,36 @@ def main() -> None:
         )
 
 
+def explain_usage_error(error: typer.BadParameter) -> str:
+    """What is wrong with the arguments; of an unknown option, also which one may be meant."""
+    given = getattr(error, "option_name", None)
+    # Other errors about options know the option, too, but not what else it could have been.
+    if error.ctx is None or not isinstance(given, str) or not hasattr(error, "possibilities"):
+        return error.format_message()
+    known = []
+    for parameter in error.ctx.command.get_params(error.ctx):
+        known += [option for option in parameter.opts if option.startswith("--")]
+    near = name_elsewhere(given, known) or nearest(given, known, 0.6)
+    hint = f" Did you mean {near}?" if near else ""
+    if not near:
+        words = ["coadjoint", error.ctx.info_name] if error.ctx.parent else ["coadjoint"]
+        hint = f" `{' '.join(map(str, words))} --help` lists the options."
+    return f"No such option: {given}.{hint}"
+
+
+def name_elsewhere(option: str, known: Sequence[str]) -> str | None:
+    """The option for what other libraries call so: --lr for --learning-rate; None if unknown."""
+    try:
+        from .schema import NAMES_ELSEWHERE
+    except ModuleNotFoundError:  # some commands run without pydantic
+        return None
+    key = nearest(option.removeprefix("--").replace("-", "_"), NAMES_ELSEWHERE, 0.8)
+    if key is None:
+        return None
+    name = f"--{NAMES_ELSEWHERE[key]}"
+    return name if name in known else None
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error, of Python or of torch, says that memory ran out."""
     text = str(error)
@@ -189,6 +248,6 @@ def warn(message: str) -> None:
 
 def fail(message: str, code: int) -> NoReturn:
     """Print an error to stderr and exit. Code 75: the run was saved and can be resumed."""
-    kind = "stopped" if code == 75 else "error"
-    print(escape_controls(f"coadjoint: {kind}: {message}"), file=sys.stderr)
+    kind = "" if code == 75 else "error: "
+    print(escape_controls(f"coadjoint: {kind}{message}"), file=sys.stderr)
     sys.exit(code)

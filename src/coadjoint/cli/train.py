@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from ..errors import ConfigError, MissingError, escape_controls
+from ..training.metric_names import goal_label, metric_label
 from . import build
 from . import flags as setting_flags
 from .compare import run_comparison
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from ..training.progress import Result
     from ..training.run_folder import RunFolder
 
+STANDARDISED_LOSS = (
+    "loss: of targets scaled to mean 0 and variance 1; mse and mae: in the units of your data"
+)
 Logger = Callable[[dict[str, Any]], None]  # takes a row of metrics.jsonl
 
 
@@ -75,24 +79,42 @@ def run_training(
 
 
 def print_outcome(result: Result, task: Task) -> None:
-    """Print the metrics of a run and how it ended."""
+    """Print the metrics of a run, which step they are of, and how the run ended."""
     if result.skipped:
         print(f"{result.skipped} of {result.step} steps were not finite and were skipped")
+    if result.best_step is None:
+        print(f"last, at step {result.step:,}:")
+    else:
+        # the split that chose: see Watch
+        split = "valid" if "valid" in task.splits else "test"
+        metric = metric_label(task.metric)
+        print_escaped(f"best, at step {result.best_step:,}, by {metric} on {split}:")
     for split, metrics in result.metrics.items():
         print_escaped(f"{split}: {format_figures(metrics)}")
-    goal = f" ({task.goal})" if task.goal else ""
-    success = f"success{goal} at step {result.success_step}"
+    if is_standardised(task):
+        print(STANDARDISED_LOSS)
+    goal = f": {goal_label(str(task.goal))}" if task.goal else ""
+    success = f"success at step {result.success_step}"
     if result.status == "success":
-        print_escaped(f"{success}, {result.success_seconds or 0:.0f} s")
+        print_escaped(f"{success}, {result.success_seconds or 0:.0f} s{goal}")
     elif result.status == "early-stopped":
         print(f"stopped early at step {result.step}; the best step was {result.best_step}")
     else:
         ending = f"finished at step {result.step}, {result.seconds:.0f} s"
         if result.success:
-            ending += f"; {success}"
+            ending += f"; {success}{goal}"
         elif goal:
             ending += f"; goal not reached{goal}"
         print_escaped(ending)
+
+
+def is_standardised(task: Task) -> bool:
+    """Whether the loss is that of targets which were scaled: only real ones of own data are."""
+    from ..tasks.data import Data
+
+    if not isinstance(task, Data):
+        return False
+    return any(deviation != 1 for deviation in task.description.target_std)
 
 
 def tensorboard_logger(folder: Path) -> Logger:
@@ -133,7 +155,9 @@ def tensorboard_logger(folder: Path) -> Logger:
 )
 def train(
     task: Optional[str] = typer.Argument(
-        None, help="a built-in task (`coadjoint tasks` lists them); or use --train FILE"
+        None,
+        metavar="TASK",
+        help="a built-in task (`coadjoint tasks` lists them); or use --train FILE",
     ),
     config: Optional[Path] = CONFIG,
     out: Optional[Path] = OUT,
@@ -148,6 +172,8 @@ def train(
     """
     from ..training.run_folder import RunFolder
 
+    if task is not None and Path(task).is_file():
+        raise ConfigError(f"{task} is a file, not a built-in task: pass it with --train {task}")
     job = build.build(config_from_command(task, config, flags))
     place = out or next_free_folder(job.config.task.name or Path(str(job.config.data.train)).stem)
     folder = RunFolder(place, settings_writer(job))
@@ -169,6 +195,8 @@ def print_introduction(job: build.Job, folder: Path) -> None:
     """Print what is about to be trained: notes, network, parameters and the task's baseline."""
     for note in job.notes:
         print_escaped(note)
+    from ..training.display import DECAY
+
     parameters = list(job.network.parameters())
     count = sum(p.numel() for p in parameters)
     trained = sum(p.numel() for p in parameters if p.requires_grad)
@@ -177,13 +205,14 @@ def print_introduction(job: build.Job, folder: Path) -> None:
     print_escaped(f"{count:,} parameters{of_them}; run folder {folder}")
     if hasattr(job.task, "baseline"):
         print_escaped(f"baseline (no memory): {format_figures(job.task.baseline(), 4)}")
+    print(DECAY)
 
 
 @app.command()
 def resume(
-    run: Path = typer.Argument(..., help="the folder of a run or a comparison"),
+    run: Path = typer.Argument(..., metavar="RUN", help="the folder of a run or a comparison"),
     steps: Optional[int] = typer.Option(
-        None, "--steps", help=("new number of training steps in total")
+        None, "--steps", help="new number of training steps in total"
     ),
     fallback: bool = typer.Option(
         False, "--fallback", help="use the previous checkpoint if the last one is damaged"
@@ -201,6 +230,8 @@ def resume(
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")
+        if not quiet:
+            print_escaped(f"Resuming {run}, a comparison.")
         run_comparison(run, jobs, quiet)
         return
     if jobs is not None:

@@ -121,7 +121,7 @@ class CellSlopes:
             weights: W, R and b as the formula takes them.
         """
         cell = self.cell
-        B = len(x)
+        B = x.shape[0]
         s = len(cell.slots)
         d = net.hidden
         slots = x.view(B, s, d).unbind(1)
@@ -312,7 +312,7 @@ class Influence:
         net = self.net
         if self.formula is None:
             return self.step_by_torch(u, x)
-        B = len(x)
+        B = x.shape[0]
         s = len(self.formula.cell.slots)
         d = net.hidden
         weights = net.effective_weights()

@@ -55,7 +55,8 @@ class RTRL(Method):
         layer = steppable_layer(net)
         layout, u_rows = lay_out(batch.u, batch.lengths, layer.inputs, layer.V)
         u = layout.padded(u_rows)  # [T, B, inputs]
-        run_lengths = None if layout.rows.uniform else layout.lengths
+        lengths = layout.lengths  # computed at each access, so not inside the loop
+        run_lengths = None if layout.rows.uniform else lengths
 
         def run() -> Trajectory:
             trajectory: Trajectory = layer(u, run_lengths, batch.x0)
@@ -63,11 +64,11 @@ class RTRL(Method):
 
         with torch.no_grad():
             losses = run().loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-        counted = CountedLosses(layer, batch, u, layout.lengths)
+        counted = CountedLosses(layer, batch, u, lengths)
         stream = Stream(layer, layout.rows.B, batch.x0)
         total = {name: torch.zeros_like(p) for name, p in trained_parameters(layer).items()}
         for t in range(layout.rows.T):  # from x_t to x_{t+1}
-            running = layout.lengths > t
+            running = lengths > t
             stream.advance(u[t], None if running.all() else running)
             counts = counted.at(t)
             if counts.any():

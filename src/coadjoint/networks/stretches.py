@@ -173,6 +173,9 @@ def sweeps_can_run(module: nn.Module, x: Tensor) -> bool:
     """Whether a map is a dense layer from the width of x to the same width, for a sweep."""
     if x.dim() != 2 or not isinstance(module, Dense | Tied) or has_hooks(module):
         return False
+    forward = getattr(module.forward, "__func__", None)  # the function behind the bound method
+    if forward is not Dense.forward:  # a subclass computes something else
+        return False
     is_formula = module.activation in ACTIVATIONS  # the functions that a cell's formula may use
     return is_formula and module.inputs == module.outputs == x.shape[1]
 

@@ -18,7 +18,7 @@ from ..objectives import losses
 from ..objectives.losses import LossLike
 from ..sweeps.costates import Costates, RecurrenceRun
 from ..sweeps.layout import check_dense, tensor_of
-from ..sweeps.torch_internals import forward_mode_is_on, innermost_transform
+from ..sweeps.torch_internals import forward_mode, forward_mode_is_on, innermost_transform
 from .effective_weights import InputWeights, without_biases
 from .judge import RunOutputs
 from .readout import Extra
@@ -221,10 +221,12 @@ class Trajectory(RecurrenceRun, RunOutputs):
         if net.is_linear:  # then features(x + dx) = features(x) + features(dx)
             dz = features(dx)
         else:
-            dz = torch.func.jvp(features, (self.run.x,), (dx,))[1]
+            with forward_mode():
+                dz = torch.func.jvp(features, (self.run.x,), (dx,))[1]
         da = dz @ self.V.T
         if "D" in self.extra:
             da = da + net.at_outputs(rows, du_rows) @ self.extra["D"].T
         phi = losses.output_function(net.output)
-        dy_hat = torch.func.jvp(phi, (self.a_rows,), (da,))[1]
+        with forward_mode():
+            dy_hat = torch.func.jvp(phi, (self.a_rows,), (da,))[1]
         return self._from_rows(dy_hat)

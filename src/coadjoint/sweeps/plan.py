@@ -6,6 +6,8 @@ flat arrays; m_t = link_t mu_{t-1}:
     forward  ->  a_t,  x_t
     tangent  ->  nu_t  = ga_t + W r' m_t       mu_t    = g_t + f_x m_t + f_a nu_t
     adjoint  <-  del_t = sa_t + f_a' lam_t     lam_t-1 = s_t-1 + link_t (f_x' lam_t + r' W' del_t)
+
+W is one matrix for all steps, or by step, a matrix for each (sweeps.weights).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from . import affine, differentiable, slopes
 from .layout import Layout
 from .plan import Saved, SweepPlan, settle_checks
 from .rows import NO_EXPONENT, SAFE_EXPONENT, Link, Rows, exponent, next_exponent, scale
+from .torch_internals import forward_mode
 from .weights import check_weights, step_products
 
 
@@ -332,7 +333,8 @@ class StepFunctionRun:
         for t, before in enumerate(rows.before(self.x)):
             primals = (*drives[t], before)
             tangents = (*[d[t] for d in dots], mu[-1][: len(before)])
-            pushed = torch.func.jvp(self.step, primals, tangents)[1]
+            with forward_mode():
+                pushed = torch.func.jvp(self.step, primals, tangents)[1]
             mu.append(pushed)
         return torch.cat(mu)
 

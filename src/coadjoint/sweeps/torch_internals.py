@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
@@ -49,9 +50,46 @@ def autocast_is_on() -> bool:
     return torch._C._is_any_autocast_enabled()
 
 
+class _ForwardModeTurn:
+    """Whose turn it is to use forward mode: one thread's at a time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # one thread may nest its own
+        self.thread: int | None = None  # the thread that holds the lock
+
+
+_turn = _ForwardModeTurn()
+
+
+@contextmanager
+def forward_mode() -> Iterator[None]:
+    """A context for every torch.func.jvp of the package: one thread at a time is inside.
+
+    torch has one stack of forward-mode levels for all threads. Of two jvps at once, the second uses
+    the level of the first; when the first ends, torch raises an error in the second or takes its
+    tangent for zero. The result can be differentiated outside: a backward pass needs no level.
+    """
+    with _turn.lock:
+        outer = _turn.thread
+        _turn.thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            _turn.thread = outer
+
+
 def forward_mode_is_on() -> bool:
-    """Are we inside forward_ad.dual_level()?"""
-    return forward_ad._current_level >= 0
+    """Are we inside forward_ad.dual_level()? One that another thread's jvp opened does not count.
+
+    A level that another thread opened outside of `forward_mode` counts: torch does not tell whose
+    it is.
+    """
+    if forward_ad._current_level < 0:
+        return False
+    thread = _turn.thread
+    if thread is not None:
+        return thread == threading.get_ident()
+    return forward_ad._current_level >= 0  # again: another thread's may have ended meanwhile
 
 
 def forward_mode_within_jvp() -> AbstractContextManager[None]:

@@ -4,7 +4,8 @@
     a_t = base_t + W_t r(x_{t-1})     W [T, g d, r d], for samples of equal length
 
 By step, the loops over time are those of a dense network over its layers: x_t = psi(W_t x_{t-1} +
-base_t). Every engine takes either; torch differentiates the functions here as often as needed.
+base_t). Every engine that takes W takes either, so engines.resolve chooses as usual. On a GPU it is
+one product for each step: the kernels of engine `cuda` keep a single W on the chip.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch import Tensor
 from ..errors import InputError
 from .affine import affine
 from .chunks import sum_products
+from .functions import is_transformed
+from .memory import empty
 from .rows import Rows
 
 
@@ -61,5 +64,7 @@ def weight_gradient(rows: Rows, W: Tensor, y: Tensor, r: Tensor) -> Tensor:
     """
     if not is_by_step(W):
         return sum_products(rows, y, r)
-    shape = (rows.T, rows.B)
-    return torch.bmm(y.unflatten(0, shape).mT, r.unflatten(0, shape))
+    by_step = (y.unflatten(0, (rows.T, rows.B)).mT, r.unflatten(0, (rows.T, rows.B)))
+    if torch.is_grad_enabled() or is_transformed():  # torch cannot differentiate out=
+        return torch.bmm(*by_step)
+    return torch.bmm(*by_step, out=empty(W.shape, W))

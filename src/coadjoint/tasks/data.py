@@ -1,26 +1,20 @@
-"""Data: your own sequences as a task."""
+"""Data: your own sequences or samples as a task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError, InputError, one_line
+from ..errors import ConfigError, InputError, one_line, real
 from ..objectives.batch import Batch
-from .cutting import (
-    Part,
-    PreparedSheet,
-    count_copies,
-    cut_into_pieces,
-    refuse_overlap,
-    split_pieces,
-)
+from .cutting import Part, count_copies, cut_into_pieces, refuse_overlap, split_pieces
+from .denoising import draw_noise, noisy_copies
 from .description import (
     READING_OPTIONS,
     ColumnNames,
@@ -43,11 +37,18 @@ from .preparation import (
     match_features,
     read_all,
 )
-from .scaling import inputs_of, is_constant, samples_of, scale_of, sequences_of
+from .scaling import features_with_gaps, inputs_of, measure_scale, samples_of, sequences_of
 from .task import Collection, Index, Samples, Scores, Sequences, count_right, pairs_of_text
 
+# Values of options that have no meaning for samples without time, and what to do instead.
+VALUES_OF_TIME = {
+    "kind": ("next",),
+    "at": ("every",),
+    "missing": ("ffill",),
+    "irregular": ("allow",),
+}
 ADVICE_ON_TIME = {
-    "kind": "Pass --kind classify or --kind regress.",
+    "kind": "Pass --kind classify, regress or reconstruct.",
     "missing": "Pass --missing drop or --missing mask.",
 }
 
@@ -59,8 +60,11 @@ class Data(Collection):
     kind "regress"   one output for each target, learned in units of its standard deviation and
                      scored in its own units
     kind "next"      u_1..u_{T-1} are inputs and u_2..u_T targets
+    kind "reconstruct"  samples without time, as vectors, are inputs and targets: for autoencoders
     at "last"        one target for each sequence, that of its last row; "every": one for each row
     notes            what was chosen for the user: columns, rows left out, constant features
+    noise            with kind "reconstruct", the standard deviation of the noise on the inputs, as
+                     in `Denoising`
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Data(Collection):
         description: Description,
         notes: tuple[str, ...],
         name: str,
+        noise: float = 0.0,
     ) -> None:
         self.name = name
         self.description = description
@@ -78,14 +83,14 @@ class Data(Collection):
         self.readout = description.at
         # The mean over steps, so that long sequences count no more than short ones.
         self.reduce = "mean" if self.readout == "every" else "sum"
+        self.noise = noise
+        self.outputs = description.outputs
         if description.kind == "classify":
-            self.outputs = len(description.labels)
             self.output = "softmax"
             self.loss = "cross-entropy"
             self.metric = "accuracy"
             self.lower = False
         else:
-            self.outputs = len(description.target_std)
             self.output = "identity"
             self.loss = "squared"
             self.metric = "mse"
@@ -123,6 +128,7 @@ class Data(Collection):
         dtype: str = "float32",
         max_bytes: int = 4 << 30,
         rows: str = "steps",
+        noise: float = 0.0,
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .npz .npy .ts) into a task.
 
@@ -141,6 +147,9 @@ class Data(Collection):
                       table is a sample, an .npz holds x (n, ...) and y, and a folder of images
                       with a sub-folder for each class is read too. Features, or the channels of
                       samples (channels, ...), are standardised each
+        noise         with kind "reconstruct", which needs rows "samples" and no target: the
+                      standard deviation of Gaussian noise on the inputs, in their units after
+                      scaling
 
         The other arguments are those of tasks.files.sheet.Options.
         """
@@ -154,6 +163,7 @@ class Data(Collection):
             )
             time = ""
             at = "last"
+        check_noise(noise, kind, missing)
         paths = {"train": train, "valid": valid, "test": test}
         reading: JsonDict = {
             "sep": sep,
@@ -164,8 +174,10 @@ class Data(Collection):
         }
         target = column_names(target)
         features = column_names(features)
+        # To reconstruct, as to predict the next step, no target is read.
+        reads = "next" if kind == "reconstruct" and rows == "samples" else kind
         options = Options(
-            id, time, target, features, kind, at, max_bytes=max_bytes, rows=rows, **reading
+            id, time, target, features, reads, at, max_bytes=max_bytes, rows=rows, **reading
         )
         sheets = read_all(paths, options)
         first = sheets["train"]
@@ -230,8 +242,10 @@ class Data(Collection):
             if part.chosen:
                 # The parts of a single file share its inputs.
                 sets[name] = arrange(part, inputs.get(name, inputs["train"]), description)
+        if noise:
+            sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
         unique_notes = tuple(dict.fromkeys(notes))
-        return cls(sets, description, unique_notes, Path(train).stem)
+        return cls(sets, description, unique_notes, Path(train).stem, noise)
 
     @staticmethod
     def for_prediction(description: JsonDict, path: PathLike, **reading: Any) -> Prediction:
@@ -272,6 +286,11 @@ class Data(Collection):
         cut = cut_into_pieces(sheet, "predict", d.at, d.window, missing="refuse")
         return Prediction(d, Path(path), cut, inputs_of(cut.sheet, d))
 
+    def batch(self, step: int, size: int, seed: int) -> Batch:
+        """Return training batch number `step`, with the noise of this step if there is any."""
+        batch = super().batch(step, size, seed)
+        return draw_noise(batch, self.noise, step, seed) if self.noise else batch
+
     def _batch_of(self, split: str, index: Index) -> Batch:
         """Return the sequences as a batch; missing targets (NaN, class -1) get weight 0."""
         batch = super()._batch_of(split, index)
@@ -294,8 +313,7 @@ class Data(Collection):
         d = self.description
         if d.labels:
             return pairs_of_text(lambda number: d.labels[int(number)], y, a.argmax(-1))
-        mean = torch.tensor(d.target_mean, dtype=a.dtype)
-        std = torch.tensor(d.target_std, dtype=a.dtype)
+        mean, std = (torch.from_numpy(scale).to(a.dtype) for scale in d.target_scale())
         return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
@@ -311,7 +329,7 @@ class Data(Collection):
             y = y[is_judged]
         if self.description.kind == "classify":
             return {"accuracy": count_right(a.argmax(-1) == y)}
-        std = torch.tensor(self.description.target_std, dtype=torch.float64, device=a.device)
+        std = torch.from_numpy(self.description.target_scale()[1]).to(a.device)
         error = (a.double() - y.double()) * std
         count = float(error.numel())
         return {
@@ -335,21 +353,24 @@ def check_window(window: object, kind: str | None) -> None:
         )
 
 
-def refuse_options_of_time(**given: object) -> None:
-    """Refuse options that have no meaning for samples without time; given: options by name.
+def check_noise(noise: float, kind: str | None, missing: str) -> None:
+    """Refuse noise where inputs are not reconstructed, and masks where they are."""
+    real("noise", noise, least=0)
+    if noise and kind != "reconstruct":
+        raise ConfigError(
+            f"--noise {noise:g} is on inputs that are to be reconstructed: pass --kind reconstruct."
+        )
+    if kind == "reconstruct" and missing == "mask":
+        raise ConfigError(
+            "--missing mask adds inputs that cannot be reconstructed. Pass --missing drop."
+        )
 
-    Their defaults are accepted.
-    """
-    defaults = {
-        "time": (None, ""),
-        "at": (None, "last"),
-        "window": (None,),
-        "kind": (None, "classify", "regress"),
-        "missing": ("refuse", "drop", "mask"),
-        "irregular": ("refuse",),
-    }
+
+def refuse_options_of_time(**given: object) -> None:
+    """Refuse options that have no meaning for samples without time; given: options by name."""
     for name, value in given.items():
-        if value not in defaults[name]:
+        is_of_time = value in VALUES_OF_TIME.get(name, ())
+        if is_of_time or (name in ("time", "window") and value not in (None, "")):
             raise ConfigError(
                 f"--{name} {one_line(value)} needs sequences of time steps; the rows here are "
                 f"samples without time. {ADVICE_ON_TIME.get(name, 'Leave it out.')}"
@@ -364,64 +385,3 @@ def notes_on_constants(constant: list[str], first: Sheet) -> list[str]:
     if first.shape is not None and len(constant) > 1:
         return [f"{len(constant)} features are constant in training: {quote_names(constant, 3)}"]
     return [f"feature '{one_line(name)}' is constant in training" for name in constant]
-
-
-def features_with_gaps(first: Sheet, cuts: dict[str, PreparedSheet]) -> list[str]:
-    """Return the features that miss a value in any file; first: the sheet of the training file."""
-    has_gap = np.zeros(len(first.features), bool)
-    for cut in cuts.values():
-        has_gap |= np.isnan(cut.sheet.u).any(0)
-    return names_where(first.features, has_gap)
-
-
-def names_where(names: Sequence[str], chosen: np.ndarray) -> list[str]:
-    """Return the names where `chosen` is true."""
-    return [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
-
-
-class Scale(NamedTuple):
-    """Mean and standard deviation of inputs and targets in training."""
-
-    mean: list[float]
-    std: list[float]
-    target_mean: list[float]
-    target_std: list[float]
-    constant: list[str]  # features
-
-
-def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: bool) -> Scale:
-    """Measure the scale of inputs and real targets in the training pieces.
-
-    first: the sheet of the training file, for names and messages; part: the pieces. Refused are
-    features without any value, a constant target, and constant features alone if the next step is
-    to be predicted.
-    """
-    is_used = np.zeros(len(part.cut.sheet.u), bool)
-    for _, start, stop in part.pieces:
-        is_used[start:stop] = True
-    u = part.cut.sheet.u[is_used]
-    absent = names_where(first.features, np.isnan(u).all(0))
-    if absent:
-        raise DataError(
-            f"{first.path}: in the training {first.unit}s every value of {quote_names(absent)} is "
-            "missing. Leave the column out with --features."
-        )
-    mean, std = scale_of(u, standardise)
-    constant = names_where(first.features, is_constant(u))
-    if kind == "classify":
-        return Scale(mean.tolist(), std.tolist(), [], [], constant)
-    if kind == "next":
-        if len(constant) == len(first.features):
-            raise DataError(
-                f"{first.path}: every feature is constant, so there is no next step to learn."
-            )
-        return Scale(mean.tolist(), std.tolist(), mean.tolist(), std.tolist(), constant)
-    y = np.vstack(part.targets(at))
-    if is_constant(y).any():
-        name = first.targets[int(np.flatnonzero(is_constant(y))[0])]
-        raise DataError(
-            f"{first.path} column '{one_line(name)}': the target is constant in the training "
-            f"{first.unit}s, so there is nothing to learn."
-        )
-    t_mean, t_std = scale_of(y, standardise)
-    return Scale(mean.tolist(), std.tolist(), t_mean.tolist(), t_std.tolist(), constant)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError, real
 from ..objectives.batch import Batch
-from .task import Collection, Samples, Scores, rng
+from .task import Collection, Samples, Scores, Sequences, rng
 
 
 class Denoising(Collection):
@@ -49,8 +49,7 @@ class Denoising(Collection):
                 raise InputError(
                     f"denoising takes samples [N, inputs]; got {list(x.shape)} for '{split}'."
                 )
-            noisy = add_noise(x, self.noise, rng(0, "noise", split))
-            sets[split] = Samples(noisy, x, samples.ids)
+            sets[split] = noisy_copies(samples, self.noise, split)
         super().__init__(sets)
         self.inputs = sets["train"].x.shape[1]
         self.outputs = self.inputs
@@ -58,9 +57,7 @@ class Denoising(Collection):
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         """Return training batch number `step` with the noise of this step."""
-        batch = super().batch(step, size, seed)
-        noisy = add_noise(batch.y.numpy(), self.noise, rng(seed, "noise", step))
-        return replace(batch, u=torch.from_numpy(noisy))
+        return draw_noise(super().batch(step, size, seed), self.noise, step, seed)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
         """Return the squared error of all entries."""
@@ -79,6 +76,19 @@ class Denoising(Collection):
         clean = self.sets[split].y
         assert isinstance(clean, np.ndarray)
         return clean
+
+
+def noisy_copies(samples: Samples | Sequences, noise: float, split: str) -> Samples:
+    """Return samples with fixed noise, that of a split, and with themselves as their targets."""
+    assert isinstance(samples, Samples)
+    clean = samples.x
+    return Samples(add_noise(clean, noise, rng(0, "noise", split)), clean, samples.ids)
+
+
+def draw_noise(batch: Batch, noise: float, step: int, seed: int) -> Batch:
+    """Return the batch with its targets as inputs, plus the noise of this step."""
+    noisy = add_noise(batch.y.numpy(), noise, rng(seed, "noise", step))
+    return replace(batch, u=torch.from_numpy(noisy))
 
 
 def add_noise(x: np.ndarray, noise: float, draw: np.random.Generator) -> np.ndarray:

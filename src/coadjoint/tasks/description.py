@@ -6,7 +6,9 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from ..errors import MAX_COUNT, DataError
 from .files.sheet import KINDS
@@ -15,6 +17,7 @@ ColumnNames = str | Sequence[str] | None
 PathLike = str | os.PathLike[str]
 JsonDict = dict[str, Any]  # values of plain JSON types
 
+SAMPLE_KINDS = ("classify", "regress", "reconstruct")  # of samples without time
 MOST_AXES = 7  # of a sample without time
 READING_OPTIONS = {"sep", "decimal", "thousands", "header", "missing", "irregular"}
 
@@ -42,6 +45,7 @@ class Description:
     dtype: str
     reading: JsonDict  # the READING_OPTIONS
     files: dict[str, dict[str, str]] = field(default_factory=dict)
+    kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @property
     def sample_shape(self) -> tuple[int, ...] | None:
@@ -57,12 +61,30 @@ class Description:
         shape = self.sample_shape
         if shape is None:
             return None
-        return (shape[0] + len(self.masked), *shape[1:])
+        with_masks = (shape[0] + len(self.masked), *shape[1:])
+        # An autoencoder reads and writes vectors.
+        return (math.prod(with_masks),) if self.kind == "reconstruct" else with_masks
 
     @property
     def inputs(self) -> int:
         """The inputs of a network: those of a time step, or the entries of a sample."""
         return math.prod(self.input_shape or (len(self.features) + len(self.masked),))
+
+    @property
+    def outputs(self) -> int:
+        """The outputs of a network: classes, targets, or the entries of a sample."""
+        if self.kind == "reconstruct":
+            return self.inputs
+        return len(self.labels) or len(self.target_std)
+
+    def target_scale(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and standard deviation of each real output, [outputs] both."""
+        mean = np.array(self.target_mean, dtype=np.float64)
+        std = np.array(self.target_std, dtype=np.float64)
+        if self.kind == "reconstruct":  # the places of a channel share its scale
+            places = self.outputs // len(std)
+            return mean.repeat(places), std.repeat(places)
+        return mean, std
 
     @staticmethod
     def of(given: JsonDict) -> Description:
@@ -89,7 +111,7 @@ class Description:
 
         Later checks rely on earlier ones, so the caller must stop at the first that fails.
         """
-        yield "kind", isinstance(self.kind, str) and self.kind in KINDS
+        yield "kind", isinstance(self.kind, str) and self.kind in self.kinds
         yield "at", self.at in ("last", "every")
         yield "features", are_different_words(self.features) and len(self.features) > 0
         yield "mean", are_finite(self.mean) and len(self.mean) == len(self.features)
@@ -123,6 +145,7 @@ class SampleDescription(Description):
     """
 
     shape: list[int] = field(default_factory=list)
+    kinds: ClassVar[tuple[str, ...]] = SAMPLE_KINDS
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -137,8 +160,10 @@ class SampleDescription(Description):
         yield "shape", math.prod(self.shape) <= MAX_COUNT
         yield "shape", self.shape[0] == len(self.features)
         yield "at", self.at == "last"
-        yield "kind", self.kind != "next"
         yield "window", self.window is None
+        if self.kind == "reconstruct":
+            yield "masked", not self.masked
+            yield "target_std", len(self.target_std) == len(self.features)
 
 
 def are_words(value: object) -> bool:

@@ -15,7 +15,7 @@ from ..objectives.batch import Batch
 from .cutting import PreparedSheet
 from .description import Description
 from .scaling import arrange_samples
-from .task import Samples, Sequences
+from .task import LARGEST_BATCH, Samples, Sequences, steps_for_entries
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +41,13 @@ class Prediction:
         return [self.cut.name(i) for i in range(len(self))]
 
     def batches(self, n: int = 1000) -> Iterator[tuple[list[str], Batch]]:
-        """Yield (ids, batch) of at most n sequences, in the order of the file."""
+        """Yield (ids, batch) of at most n sequences, in the order of the file.
+
+        Of large samples, such as photographs, a batch holds fewer.
+        """
         ids = self.ids
+        if self.description.input_shape is not None:
+            n = min(n, max(1, LARGEST_BATCH // steps_for_entries(self.description.inputs)))
         every = self.description.at == "every"
         for k in range(0, len(self), n):
             pieces = self.cut.pieces[k : k + n]
@@ -87,7 +92,11 @@ class Prediction:
     def _header(self) -> list[str]:
         """Return the names of the columns."""
         d = self.description
-        predicted = d.features if d.kind == "next" else d.targets
+        predicted = d.targets
+        if d.kind == "next":
+            predicted = d.features
+        elif d.kind == "reconstruct":
+            predicted = entry_names(d)
         names = ["id"]
         if self.cut.sheet.stamps:
             names.append("time")
@@ -105,7 +114,7 @@ class Prediction:
         """
         d = self.description
         every = d.at == "every"
-        width = len(d.labels) or len(d.target_std)
+        width = d.outputs
         axes = "T, B" if every else "B"
         samples_axis = 1 if every else 0
         has_shape = a.ndim == samples_axis + 2 and a.shape[-1] == width
@@ -147,8 +156,20 @@ class Prediction:
                 label = spreadsheet_cell(d.labels[int(row.argmax())])
                 yield [label, *number_cells(row)]
         else:
-            for row in a * np.array(d.target_std) + np.array(d.target_mean):
+            mean, std = d.target_scale()
+            for row in a * std + mean:
                 yield number_cells(row)
+
+
+def entry_names(description: Description) -> list[str]:
+    """Return the names of the entries of a sample: its features, or "red[0, 2]" for images."""
+    shape = description.sample_shape or ()
+    if len(shape) < 2:
+        return description.features
+    names = []
+    for feature in description.features:
+        names += [f"{feature}{list(index)}" for index in np.ndindex(shape[1:])]
+    return names
 
 
 def number_cells(row: np.ndarray) -> list[str]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import DataError, one_line
-from .cutting import Part, Piece
+from .cutting import Part, Piece, PreparedSheet
 from .description import Description
 from .files.samples import samples_of_rows
-from .files.sheet import Sheet
+from .files.sheet import Sheet, quote_names
 from .task import Samples, Sequences
 
 
@@ -34,6 +35,68 @@ def scale_of(values: np.ndarray, standardise: bool) -> tuple[np.ndarray, np.ndar
     mean = np.nanmean(values / size, 0) * size
     std = np.nanstd(values / size, 0) * size
     return mean, np.where(is_constant(values) | (std == 0), 1.0, std)
+
+
+def features_with_gaps(first: Sheet, cuts: dict[str, PreparedSheet]) -> list[str]:
+    """Return the features that miss a value in any file; first: the sheet of the training file."""
+    has_gap = np.zeros(len(first.features), bool)
+    for cut in cuts.values():
+        has_gap |= np.isnan(cut.sheet.u).any(0)
+    return names_where(first.features, has_gap)
+
+
+def names_where(names: Sequence[str], chosen: np.ndarray) -> list[str]:
+    """Return the names where `chosen` is true."""
+    return [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
+
+
+class Scale(NamedTuple):
+    """Mean and standard deviation of inputs and targets in training."""
+
+    mean: list[float]
+    std: list[float]
+    target_mean: list[float]
+    target_std: list[float]
+    constant: list[str]  # features
+
+
+def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: bool) -> Scale:
+    """Measure the scale of inputs and real targets in the training pieces.
+
+    first: the sheet of the training file, for names and messages; part: the pieces. Refused are
+    features without any value, a constant target, and constant features alone if the next step is
+    to be predicted.
+    """
+    is_used = np.zeros(len(part.cut.sheet.u), bool)
+    for _, start, stop in part.pieces:
+        is_used[start:stop] = True
+    u = part.cut.sheet.u[is_used]
+    absent = names_where(first.features, np.isnan(u).all(0))
+    if absent:
+        raise DataError(
+            f"{first.path}: in the training {first.unit}s every value of {quote_names(absent)} is "
+            "missing. Leave the column out with --features."
+        )
+    mean, std = scale_of(u, standardise)
+    constant = names_where(first.features, is_constant(u))
+    if kind == "classify":
+        return Scale(mean.tolist(), std.tolist(), [], [], constant)
+    if kind in ("next", "reconstruct"):
+        if len(constant) == len(first.features):
+            what = "no next step" if kind == "next" else "nothing"
+            raise DataError(
+                f"{first.path}: every feature is constant, so there is {what} to learn."
+            )
+        return Scale(mean.tolist(), std.tolist(), mean.tolist(), std.tolist(), constant)
+    y = np.vstack(part.targets(at))
+    if is_constant(y).any():
+        name = first.targets[int(np.flatnonzero(is_constant(y))[0])]
+        raise DataError(
+            f"{first.path} column '{one_line(name)}': the target is constant in the training "
+            f"{first.unit}s, so there is nothing to learn."
+        )
+    t_mean, t_std = scale_of(y, standardise)
+    return Scale(mean.tolist(), std.tolist(), t_mean.tolist(), t_std.tolist(), constant)
 
 
 def inputs_of(sheet: Sheet, description: Description) -> np.ndarray:
@@ -108,22 +171,26 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
 def samples_of(part: Part, u: np.ndarray, description: Description) -> Samples:
     """Return the samples of one split, [N, ...], with their targets.
 
-    The arguments are those of `sequences_of`.
+    The arguments are those of `sequences_of`. With kind "reconstruct" the targets are the inputs.
     """
-    targets = class_targets(part, "last")
-    if description.kind != "classify":
+    x = arrange_samples(part.pieces, u, description)
+    if description.kind == "reconstruct":
+        return Samples(x, x, part.names)
+    if description.kind == "classify":
+        targets = class_targets(part, "last")
+    else:
         targets = real_targets(part, description)
-    return Samples(arrange_samples(part.pieces, u, description), np.array(targets), part.names)
+    return Samples(x, np.array(targets), part.names)
 
 
 def arrange_samples(pieces: list[Piece], u: np.ndarray, description: Description) -> np.ndarray:
     """Return the inputs [N, ...] of samples. pieces: their rows in u [rows, features]."""
-    shape = description.input_shape
-    assert shape is not None
+    assert description.sample_shape is not None
+    shape = (u.shape[1], *description.sample_shape[1:])
     places = np.arange(math.prod(shape[1:]))
     starts = np.array([piece.start for piece in pieces])
     rows = (starts[:, None] + places).reshape(-1)
-    return samples_of_rows(u[rows], shape)
+    return samples_of_rows(u[rows], shape).reshape(-1, *description.input_shape or ())
 
 
 def class_targets(part: Part, at: str) -> list[np.ndarray | float]:

@@ -194,6 +194,11 @@ class Sequences:
         return Batch(pad_sequence(u), y, lengths=lengths, reduce=reduce)
 
 
+def steps_for_entries(entries: int) -> int:
+    """Return how many time steps a sample without time counts as."""
+    return math.ceil(entries / ENTRIES_PER_STEP)
+
+
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Samples without time, with their targets and names.
@@ -225,8 +230,7 @@ class Samples:
 
     def steps(self) -> np.ndarray:
         """Return how many time steps each sample counts as, by its entries, [N]."""
-        entries = math.prod(self.x.shape[1:])
-        return np.full(len(self), math.ceil(entries / ENTRIES_PER_STEP))
+        return np.full(len(self), steps_for_entries(math.prod(self.x.shape[1:])))
 
     def pick(self, index: Index) -> Samples:
         """Return the samples with these numbers, in their order."""

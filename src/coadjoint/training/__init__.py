@@ -35,6 +35,7 @@ files              files that appear complete or not at all
 settings/          YAML, TOML and JSON, strictly read
 environment        versions, hardware and command of a run
 display            progress on a terminal
+metric_names       metrics as people read them
 report/            a run folder as one page
 """
 

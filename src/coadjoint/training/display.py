@@ -10,8 +10,17 @@ from typing import Protocol, TypeVar
 
 from ..errors import escape_controls
 from .json_types import Row
+from .metric_names import metric_label
 
 REDRAW = 0.2  # seconds between two updates of the bar
+BAR_WIDTH = 20  # characters
+MOST_LINES = (
+    20  # of a run whose number of steps is known: the start, the first validation, the rest
+)
+LEAST_GROWTH = 1.2  # of the step from line to line, if the number of steps is unknown
+# What a narrow terminal leaves out, the least important first.
+DISPENSABLE = ("rate", "gradient", "decay")
+DECAY = "decay: log10 |lam_0|/|lam_T|; -3: from end to start, the gradient shrinks to a thousandth"
 
 
 class Display(Protocol):
@@ -47,7 +56,7 @@ class Silent:
 
 
 class Lines:
-    """Prints one line for each validation."""
+    """Prints at most MOST_LINES lines, evenly spread over the run, each after a validation."""
 
     def __init__(self, name: str, steps: int | None, metric: str) -> None:
         """name: of the task. steps: of the run, None if unknown. metric: the one to show."""
@@ -59,6 +68,8 @@ class Lines:
         self.first_step: int | None = None
         self.first_time = 0.0
         self.latest: dict[str, str] = {}  # the figures of the latest validation, as text
+        self.printed_step: int | None = None  # that of the last line
+        self.pending: str | None = None  # the line of the last validation, if not yet printed
 
     def step(self, step: int, row: Row) -> None:
         """Keep the row of a step for the next line; nothing is printed."""
@@ -74,40 +85,66 @@ class Lines:
         """
         for row in rows:
             if row["kind"] == "held-out" and self.metric in row:
-                self.latest[self.metric] = f"{row[self.metric]:.4g}"
+                self.latest["metric"] = f"{metric_label(self.metric)} {row[self.metric]:.4g}"
             elif row["kind"] == "probe" and row["decay"] is not None:
-                self.latest["log10 |lam_0|/|lam_T|"] = f"{row['decay']:.1f}"
+                self.latest["decay"] = f"decay {row['decay']:.1f}"
         self.draw(step)
 
-    def fields(self, step: int) -> list[str]:
-        """The texts of a line: loss, |grad|, the metric, the decay, steps/s, time left."""
-        fields = []
+    def fields(self, step: int) -> dict[str, str]:
+        """The texts of a line by name: loss, gradient, metric, decay, rate, time left."""
+        fields = {}
         if "loss" in self.row:
-            fields.append(f"loss {self.row['loss']:.4g}")
-            fields.append(f"|grad| {self.row['gradient']:.1e}")
-        fields += [f"{name} {value}" for name, value in self.latest.items()]
+            fields["loss"] = f"loss {self.row['loss']:.4g}"
+            fields["gradient"] = f"|grad| {self.row['gradient']:.1e}"
+        fields |= self.latest
         if self.first_step is not None and step > self.first_step:
             seconds = max(time.monotonic() - self.first_time, 1e-9)  # a coarse clock may say 0
             rate = (step - self.first_step) / seconds
-            fields.append(f"{rate:.0f} steps/s")
-            if self.steps is not None:
-                fields.append(f"{(self.steps - step) / rate:.0f} s left")
+            fields["rate"] = f"{rate:.0f} steps/s"
+            if self.steps is not None and step < self.steps:
+                fields["left"] = f"{describe_seconds((self.steps - step) / rate)} left"
         return fields
 
     def draw(self, step: int) -> None:
-        """Print one line: the name, "step/steps" (or the step alone), and the fields."""
+        """Print one line: the name, "step/steps" (or the step alone), and the fields.
+
+        A line that is not due is kept: it is printed at the end if it is the last.
+        """
         progress = str(step)
         if self.steps is not None:
             progress = f"{step:>{len(str(self.steps))}}/{self.steps}"
-        line = f"{self.name}  {progress}  " + "  ".join(self.fields(step))
-        print(escape_controls(line), flush=True)
+        self.pending = f"{self.name}  {progress}  " + "  ".join(self.fields(step).values())
+        if self.is_due(step):
+            self.printed_step = step
+            self.flush()
+
+    def is_due(self, step: int) -> bool:
+        """Whether the line of a step is printed at once.
+
+        The first two and the last are. Those between are spread evenly over the run or, if its
+        number of steps is unknown, ever more thinly.
+        """
+        before = self.printed_step
+        if not before or step == self.steps:  # None, or step 0
+            return True
+        if self.steps is None:
+            return step >= before * LEAST_GROWTH
+        shares = MOST_LINES - 2
+        return step * shares // self.steps > before * shares // self.steps
+
+    def flush(self) -> None:
+        """Print the line of the last validation, if it was not."""
+        if self.pending is not None:
+            print(escape_controls(self.pending), flush=True)
+            self.pending = None
 
     def say(self, text: str) -> None:
         """Print a message."""
         print(escape_controls(text), flush=True)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Print the last line, if it was not: a run may end before its last step."""
+        self.flush()
 
 
 class Bar(Lines):
@@ -116,13 +153,15 @@ class Bar(Lines):
     def __init__(self, name: str, steps: int | None, metric: str) -> None:
         """Start a bar of the package rich, with the fields of `Lines` as its note."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
 
         super().__init__(name, steps, metric)
+        # Columns that may not wrap keep their width: the note gives way.
         self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(20),  # characters wide
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            BarColumn(BAR_WIDTH),
+            MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=self.counter_width)),
+            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True)),
         )
         self.bar = self.progress.add_task(escape_controls(name), total=steps, note="")
         self.progress.start()
@@ -137,9 +176,24 @@ class Bar(Lines):
     def draw(self, step: int) -> None:
         """Move the bar to a step."""
         self.drawn = time.monotonic()
-        note = escape_controls("  ".join(self.fields(step)))
+        note = self.fit(self.fields(step))
         note = note.replace("[", r"\[")  # rich takes [...] for markup
         self.progress.update(self.bar, completed=step, note=note)
+
+    @property
+    def counter_width(self) -> int:
+        """Characters that "step/steps" takes at most; "step/?" has room for a million steps."""
+        return 9 if self.steps is None else 2 * len(str(self.steps)) + 1
+
+    def fit(self, fields: dict[str, str]) -> str:
+        """The fields on one line, without DISPENSABLE ones as far as the terminal has no room."""
+        taken = len(escape_controls(self.name)) + BAR_WIDTH + self.counter_width + 3  # 3 spaces
+        room = self.progress.console.width - taken
+        shown = dict(fields)
+        for name in DISPENSABLE:
+            if len("  ".join(shown.values())) > room:
+                shown.pop(name, None)
+        return escape_controls("  ".join(shown.values()))
 
     def say(self, text: str) -> None:
         """Print a message above the bar."""
@@ -148,6 +202,15 @@ class Bar(Lines):
     def close(self) -> None:
         """Leave the terminal as it was."""
         self.progress.stop()
+
+
+def describe_seconds(seconds: float) -> str:
+    """A time that is left, roughly: "42 s", "5 min", "3.2 h"."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def make_display(choice: Display | bool, name: str, steps: int | None, metric: str) -> Display:

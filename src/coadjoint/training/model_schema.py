@@ -45,12 +45,10 @@ class ModelDescription(ModelMetadata):
         data = Description.of(self.data)
         needed: dict[str, object] = {
             "inputs": data.inputs,
-            "outputs": len(data.target_std),
+            "outputs": data.outputs,
             "readout": data.at,
-            "output": "identity",
+            "output": "softmax" if data.kind == "classify" else "identity",
         }
-        if data.kind == "classify":
-            needed |= {"outputs": len(data.labels), "output": "softmax"}
         for key, value in needed.items():
             actual = getattr(self.shape, key)
             if actual != value:

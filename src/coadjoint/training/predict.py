@@ -92,7 +92,22 @@ def model_file(run: Path) -> Path:
             f"{run} has not finished: there is no model yet. "
             f"Resume with: coadjoint resume {shlex.quote(str(run))}"
         )
+    refuse_if_comparison(run)
     raise StorageError(f"{run} is not a run folder: it holds no model.safetensors.")
+
+
+def refuse_if_comparison(folder: Path) -> None:
+    """Refuse a folder that holds a comparison, naming one of its runs to use in its place."""
+    if not os.path.lexists(folder / "compare.json"):
+        return
+    comparison = schemas.read(folder / "compare.json", schemas.ComparisonSchema)
+    count = sum(len(row["runs"]) for row in comparison["rows"])
+    runs = sorted(path.parent for path in folder.glob("runs/*/config.yaml"))
+    example = f", such as {one_line(runs[0], 400)}" if runs else ""
+    plural = "" if count == 1 else "s"
+    raise StorageError(
+        f"{folder} is a comparison of {count} run{plural}. Name one of its runs{example}."
+    )
 
 
 def refuse_if_larger_than_file(section: NetworkSection, shape: Shape, header: Header) -> None:

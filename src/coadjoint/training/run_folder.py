@@ -33,7 +33,7 @@ from .json_types import JsonObject, Row
 from .lock import Lock
 from .plan import Plan
 from .restore import compare_tensors, describe_difference, load_weights
-from .signals import Interrupted, interruptible
+from .signals import Interrupted, describe_interruption, interruptible
 from .storage import Checkpoint
 
 # what may be in the folder before a run begins
@@ -200,6 +200,9 @@ class RunFolder:
             run.display.say("No checkpoint yet: starting again at step 0.")
         else:
             self.restore(run, saved)
+            steps = getattr(run.plan, "steps", None)  # unknown of a stream
+            total = "" if steps is None else f" of {steps:,}"
+            run.display.say(f"Resuming {self.path} at step {run.step:,}{total}.")
         return saved
 
     def _open_rows(
@@ -358,12 +361,12 @@ class RunFolder:
 
     def save_interrupted(self, run: Run, signal_name: str) -> Interrupted:
         """Save a run that a signal stopped; returns the error to raise, which says how to go on."""
-        stopped = f"{signal_name} at step {run.step}"
+        how = describe_interruption(signal_name)
         if self.path is None:
-            return Interrupted(f"{stopped}: nothing is saved without a run folder.")
+            return Interrupted(f"{how} at step {run.step:,}. {self.resume_hint}")
         run.save()
-        self.write_result(run.result("interrupted", stopped))
-        return Interrupted(f"{signal_name}: saved at step {run.step}. {self.resume_hint}")
+        self.write_result(run.result("interrupted", f"{signal_name} at step {run.step}"))
+        return Interrupted(f"{how}; saved at step {run.step:,}. {self.resume_hint}")
 
     def write_result(self, result: JsonObject) -> None:
         """Write result.json."""

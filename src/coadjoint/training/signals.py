@@ -28,10 +28,15 @@ class Interrupted(CoadjointError):
     ...     co.train(net, task, steps=3, tests=10, probes=2, loggers=[stop], folder="run")
     ... except co.Interrupted as error:
     ...     print(error)
-    SIGTERM: saved at step 1. Resume with: coadjoint resume run
+    Interrupted by SIGTERM; saved at step 1. Resume with: coadjoint resume run
     """
 
     exit_code = 75
+
+
+def describe_interruption(signal_name: str) -> str:
+    """The first words of a message: "Interrupted" by Ctrl-C, "Interrupted by SIGTERM"."""
+    return "Interrupted" if signal_name == "SIGINT" else f"Interrupted by {signal_name}"
 
 
 @contextmanager
@@ -62,7 +67,7 @@ def interruptible(resume_hint: str = "") -> Iterator[list[str]]:
         """The handler: record the signal's name, or raise at a SIGINT after another signal."""
         if caught and number == signal.SIGINT:
             words = (
-                "interrupted twice: stopped at once; steps since the last checkpoint are lost. "
+                "Interrupted twice: stopped at once; steps since the last checkpoint are lost. "
                 f"{resume_hint}"
             )
             raise Interrupted(words.rstrip())

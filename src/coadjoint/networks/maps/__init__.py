@@ -14,7 +14,7 @@ which are all that backpropagation, the tangent loss (Algorithm 3.3.1) and penal
 need. u _| B and B |_ u are the bilinear map B with u as its first and its second argument.
 
 products     push, pull, pull_parameters, bend, bend_parameters of any module
-map          Map: a module that has them as methods
+map          Map: a module that has them as methods; FixedMap: one without parameters
 by_torch     how torch finds them
 elementwise  Activation: elementwise functions
 bilinear     Psi(B(W, x) + b): what the next two have in common

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import KindError, Unsupported
-from ...sweeps.torch_internals import change_count
+from ...sweeps.torch_internals import change_count, innermost_transform
 from .checks import check_cotangent, check_numbers, check_tangent
 
 Gradients = dict[str, Tensor]  # by the names of a module's parameters
@@ -27,7 +27,7 @@ Gradients = dict[str, Tensor]  # by the names of a module's parameters
 
 def push(f: nn.Module, x: Tensor, v: Tensor) -> Tensor:
     """Df(x).v, (2.2), of the shape of f(x)."""
-    check_numbers("x", x)
+    check_point(f, x)
     check_tangent(x, v)
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -42,7 +42,7 @@ def push(f: nn.Module, x: Tensor, v: Tensor) -> Tensor:
 
 def pull(f: nn.Module, x: Tensor, w: Tensor) -> Tensor:
     """D*f(x).w, of the shape of x: <D*f(x).w, v> = <w, Df(x).v> for every v."""
-    check_numbers("x", x)
+    check_point(f, x)
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         own = own_copy(x)
@@ -54,7 +54,7 @@ def pull(f: nn.Module, x: Tensor, w: Tensor) -> Tensor:
 
 def pull_parameters(f: nn.Module, x: Tensor, w: Tensor) -> Gradients:
     """nabla*f(x).w, summed over the samples, for each parameter that requires gradients."""
-    check_numbers("x", x)
+    check_point(f, x)
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         theta = own_parameters(f)
@@ -66,7 +66,7 @@ def pull_parameters(f: nn.Module, x: Tensor, w: Tensor) -> Gradients:
 
 def bend(f: nn.Module, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """(v _| D^2 f(x))*.w = grad_x <w, Df(x).v>, of the shape of x (Lemma 2.2.2)."""
-    check_numbers("x", x)
+    check_point(f, x)
     check_tangent(x, v)
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -80,7 +80,7 @@ def bend(f: nn.Module, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 def bend_parameters(f: nn.Module, x: Tensor, v: Tensor, w: Tensor) -> Gradients:
     """(v _| D nabla f(x))*.w = grad_theta <w, Df(x).v>, summed over the samples (Lemma 2.3.2)."""
-    check_numbers("x", x)
+    check_point(f, x)
     check_tangent(x, v)
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -91,6 +91,16 @@ def bend_parameters(f: nn.Module, x: Tensor, v: Tensor, w: Tensor) -> Gradients:
         [pulled] = gradients(value, [own], w, True)
         found = gradients(pulled, list(theta.values()), v, differentiable)
     return dict(zip(theta, found, strict=True))
+
+
+def check_point(f: nn.Module, x: object) -> None:
+    """Refuse an x that holds no real numbers, and products inside torch.func's transforms."""
+    check_numbers("x", x)
+    if innermost_transform() is not None:
+        raise Unsupported(
+            f"the products of {type(f).__name__} are computed by torch.autograd, which "
+            "torch.func's transforms cannot see. Call them outside, or use a map of co.maps."
+        )
 
 
 def own_copy(x: Tensor) -> Tensor:
@@ -108,9 +118,9 @@ def own_parameters(f: nn.Module) -> Gradients:
 
 def call(f: nn.Module, x: Tensor, theta: Mapping[str, Tensor] | None = None) -> Tensor:
     """f(x), or f(x) with the parameters theta. A map that is none is refused."""
+    what = type(f).__name__
     changes = change_count(x)
     value: object = f(x) if theta is None else torch.func.functional_call(f, dict(theta), (x,))
-    what = type(f).__name__
     if not isinstance(value, Tensor):
         raise KindError(
             f"a map returns one tensor; {what} returned {type(value).__name__}. Wrap it in a "

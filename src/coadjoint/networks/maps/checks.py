@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...errors import InputError, KindError
-from ...sweeps.layout import check_dense, check_like
+from ...sweeps.layout import check_dense
+from ...sweeps.torch_internals import autocast_is_on
 
 
 def check_numbers(name: str, y: object) -> Tensor:
@@ -19,15 +20,27 @@ def check_numbers(name: str, y: object) -> Tensor:
     return numbers
 
 
+def check_type_of(name: str, y: Tensor, whose: str, like: Tensor) -> None:
+    """Refuse a `y` of another type or device than `like`; whose: what `like` is."""
+    if y.device != like.device:
+        raise InputError(
+            f"{name} is on {y.device}, {whose} on {like.device}: move one of them with .to()."
+        )
+    # inside autocast torch converts states and weights itself
+    if y.dtype != like.dtype and not autocast_is_on():
+        raise KindError(
+            f"{name} is {y.dtype}, {whose} {like.dtype}: convert one of them with .to()."
+        )
+
+
 def check_shape_of(name: str, y: object, whose: str, like: Tensor) -> None:
     """Refuse a `y` that has not the shape, type and device of `like`; whose: its name."""
-    check_numbers(name, y)
-    assert isinstance(y, Tensor)
-    if y.shape != like.shape:
+    numbers = check_numbers(name, y)
+    if numbers.shape != like.shape:
         raise InputError(
-            f"{name} must have the shape of {whose}, {list(like.shape)}; got {list(y.shape)}."
+            f"{name} must have the shape of {whose}, {list(like.shape)}; got {list(numbers.shape)}."
         )
-    check_like(name, y, like)
+    check_type_of(name, numbers, whose, like)
 
 
 def check_tangent(x: Tensor, v: object) -> None:

@@ -9,8 +9,9 @@ from torch.nn import grad as adjoints
 
 from ...cells.parameters import Device
 from ...errors import InputError, whole_number
-from ...sweeps.layout import check_dense, check_like
+from ...sweeps.layout import check_dense
 from .bilinear import BilinearMap, draw_bias, draw_weight, make_parameter
+from .checks import check_type_of
 
 Pair = tuple[int, int]
 
@@ -51,8 +52,8 @@ class Conv(BilinearMap):
         push             Psi'(z) C(W, v)                                              (4.31)
         pull             (W _| C)* d                                                  (4.33)
         pull_parameters  W: (C |_ x)* d   b: d summed over places                     (4.32)
-        bend             (W _| C)* c
-        bend_parameters  W: (C |_ x)* c + (C |_ v)* d   b: c summed over places
+        bend             (W _| C)* c                                              by (2.14)
+        bend_parameters  W: (C |_ x)* c + (C |_ v)* d   b: c summed over places   by (2.14)
 
     (4.30) to (4.33) are misprinted: the hooks are exchanged. Algorithm 4.2.1 has them right.
 
@@ -156,4 +157,4 @@ class Conv(BilinearMap):
                     f"Conv has filters of {self.size[0]} x {self.size[1]}, larger than the image: "
                     f"got x {list(x.shape)}, padding {self.padding}."
                 )
-        check_like("x", x, self.W)
+        check_type_of("x", x, "W", self.W)

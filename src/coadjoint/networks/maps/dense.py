@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from ...cells.parameters import Device
 from ...errors import InputError, KindError, Unsupported, brief, check_kind, whole_number
-from ...sweeps.layout import check_dense, check_like
+from ...sweeps.layout import check_dense
 from .bilinear import BilinearMap, draw_bias, draw_weight, make_parameter
+from .checks import check_type_of
 
 Linear = Callable[[Tensor], Tensor]  # a linear function of matrices
 
@@ -43,7 +44,7 @@ class MatrixMap(BilinearMap):
                 f"{type(self).__name__} reads x [B, {self.inputs}]; got {list(x.shape)}. "
                 "co.maps.Flatten() turns [B, ...] into [B, n]."
             )
-        check_like("x", x, K)
+        check_type_of("x", x, "W", K)
         return functional.linear(x, K)
 
     def adjoint_by_state(self, x: Tensor, y: Tensor) -> Tensor:
@@ -185,13 +186,8 @@ def transpose(W: Tensor) -> Tensor:
 
 def torch_adjoint(tau: Linear, like: Tensor, G: Tensor) -> Tensor:
     """tau*(G) by torch, of the shape of `like`, for a tau that is linear."""
-    differentiable = torch.is_grad_enabled()
-    with torch.enable_grad():
-        anywhere = torch.zeros_like(like).requires_grad_()
-        image = tau(anywhere)
-        if not image.requires_grad:
-            return torch.zeros_like(like)
-        [adjoint] = torch.autograd.grad(image, anywhere, G, create_graph=differentiable)
+    at_any_matrix = torch.func.vjp(tau, torch.zeros_like(like))
+    adjoint: Tensor = at_any_matrix[1](G)[0]
     return adjoint
 
 
@@ -244,12 +240,16 @@ def check_linear(tau: Callable[..., object], A: Tensor, B: Tensor) -> None:
 
 def check_adjoint(tau: Linear, tau_adjoint: Linear | None, A: Tensor, G: Tensor) -> None:
     """Refuse a tau_adjoint that is not the adjoint, and a tau that torch cannot differentiate."""
-    by_torch = torch_adjoint(tau, A, G)
+    not_by_torch = (
+        "torch cannot differentiate tau: write it with torch's functions, without detach() or "
+        "numpy."
+    )
+    try:
+        by_torch = torch_adjoint(tau, A, G)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(not_by_torch) from error
     if not nearly_equal((A * by_torch).sum(), (tau(A) * G).sum()):
-        raise InputError(
-            "torch cannot differentiate tau: write it with torch's functions, without detach() or "
-            "numpy."
-        )
+        raise InputError(not_by_torch)
     if tau_adjoint is not None and not nearly_equal(tau_adjoint(G), by_torch):
         raise InputError(
             "tau_adjoint is not the adjoint of tau: <tau(A), G> is not <A, tau_adjoint(G)> for "

@@ -26,9 +26,8 @@ from torch.nn import functional
 
 from ...cells.primitives import SOFTPLUS_LINEAR
 from ...errors import choose
-from .by_torch import Gradients
 from .checks import check_cotangent, check_numbers, check_tangent
-from .map import Map
+from .map import FixedMap
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ def elementwise(name: str) -> Elementwise:
     return ELEMENTWISE[choose("activation", name, ELEMENTWISE)]
 
 
-class Activation(Map):
+class Activation(FixedMap):
     """Psi on a state of any shape: psi of every entry, (2.9).
 
     name  tanh, sigmoid, relu, identity, softplus, gelu, silu or elu
@@ -194,18 +193,9 @@ class Activation(Map):
         check_cotangent(q, w)
         return self.psi.slope(x, q) * w
 
-    def pull_parameters(self, x: Tensor, w: Tensor) -> Gradients:
-        """There are no parameters."""
-        check_cotangent(self(x), w)
-        return {}
-
     def bend(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """(v _| D^2 Psi(x))*.w = Psi''(x) v w, (2.14)."""
         q = self(x)
         check_tangent(x, v)
         check_cotangent(q, w)
         return self.psi.curvature(x, q) * v * w
-
-    def bend_parameters(self, x: Tensor, v: Tensor, w: Tensor) -> Gradients:
-        """There are no parameters."""
-        return self.pull_parameters(x, w)

@@ -1,4 +1,4 @@
-"""Map: a module x_{i+1} = f(x_i; theta) with its products as methods."""
+"""Map: a module x_{i+1} = f(x_i; theta) with its products as methods; FixedMap: no theta."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from . import by_torch
 from .by_torch import Gradients
+from .checks import check_cotangent, check_tangent
 
 PRODUCTS = ("push", "pull", "pull_parameters", "bend", "bend_parameters")
 
@@ -67,3 +68,19 @@ class Map(nn.Module):
         They come by name, for the parameters that require gradients.
         """
         return by_torch.bend_parameters(self, x, v, w)
+
+
+class FixedMap(Map):
+    """A map without parameters: its products by them are empty."""
+
+    def pull_parameters(self, x: Tensor, w: Tensor) -> Gradients:
+        """Nothing: there are no parameters."""
+        check_cotangent(self(x), w)
+        return {}
+
+    def bend_parameters(self, x: Tensor, v: Tensor, w: Tensor) -> Gradients:
+        """Nothing: there are no parameters."""
+        value = self(x)
+        check_tangent(x, v)
+        check_cotangent(value, w)
+        return {}

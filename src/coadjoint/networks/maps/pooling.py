@@ -7,15 +7,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...errors import InputError, choose
-from .by_torch import Gradients
 from .checks import check_cotangent, check_numbers, check_tangent
 from .convolution import Pair, pair
-from .map import Map
+from .map import FixedMap
 
 TIES = ("first", "average")
 
 
-class Pool(Map):
+class Pool(FixedMap):
     """A map of images [B, channels, rows, columns] whose second derivatives are zero.
 
     size  of the regions, which do not overlap; a number, or one for rows and one for columns
@@ -31,20 +30,12 @@ class Pool(Map):
         """The size of the regions."""
         return f"size={self.size}"
 
-    def pull_parameters(self, x: Tensor, w: Tensor) -> Gradients:
-        """There are no parameters."""
-        check_cotangent(self(x), w)
-        return {}
-
     def bend(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """Zero: within the regions where the derivative exists, it is constant."""
+        value = self(x)
         check_tangent(x, v)
-        check_cotangent(self(x), w)
+        check_cotangent(value, w)
         return torch.zeros_like(x)
-
-    def bend_parameters(self, x: Tensor, v: Tensor, w: Tensor) -> Gradients:
-        """There are no parameters."""
-        return self.pull_parameters(x, w)
 
     def check_image(self, x: Tensor) -> None:
         """Refuse an x that is no image, or smaller than one region."""

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .by_torch import Gradients
 from .checks import check_cotangent, check_numbers, check_tangent
-from .map import Map
+from .map import FixedMap
 
 
-class Softmax(Map):
+class Softmax(FixedMap):
     """sigma(x) = Exp(x) / <1, Exp(x)>, (2.15), over axis 1 of [B, n, ...].
 
     With s = sigma(x), sums over axis 1, other products entry by entry, and the symmetric
@@ -43,11 +42,6 @@ class Softmax(Map):
         check_cotangent(s, w)
         return softmax_slope(s, w)
 
-    def pull_parameters(self, x: Tensor, w: Tensor) -> Gradients:
-        """There are no parameters."""
-        check_cotangent(self(x), w)
-        return {}
-
     def bend(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """(v _| D^2 sigma(x))*.w = D(v w - <s, w> v - <s, v> w), D as in `push`."""
         s = self(x)
@@ -55,12 +49,8 @@ class Softmax(Map):
         check_cotangent(s, w)
         return softmax_slope(s, v * w - inner(s, w) * v - inner(s, v) * w)
 
-    def bend_parameters(self, x: Tensor, v: Tensor, w: Tensor) -> Gradients:
-        """There are no parameters."""
-        return self.pull_parameters(x, w)
 
-
-class LogSoftmax(Map):
+class LogSoftmax(FixedMap):
     """Log sigma(x), the logarithm of the softmax over axis 1 of [B, n, ...].
 
     With s = sigma(x), sums over axis 1, and other products entry by entry:
@@ -92,21 +82,12 @@ class LogSoftmax(Map):
         check_cotangent(s, w)
         return w - w.sum(1, keepdim=True) * s
 
-    def pull_parameters(self, x: Tensor, w: Tensor) -> Gradients:
-        """There are no parameters."""
-        check_cotangent(check_classes(x), w)
-        return {}
-
     def bend(self, x: Tensor, v: Tensor, w: Tensor) -> Tensor:
         """(v _| D^2 (Log sigma)(x))*.w = -<1, w> (s v - <s, v> s)."""
         s = torch.softmax(check_classes(x), 1)
         check_tangent(x, v)
         check_cotangent(s, w)
         return -w.sum(1, keepdim=True) * softmax_slope(s, v)
-
-    def bend_parameters(self, x: Tensor, v: Tensor, w: Tensor) -> Gradients:
-        """There are no parameters."""
-        return self.pull_parameters(x, w)
 
 
 def check_classes(x: Tensor) -> Tensor:

@@ -64,11 +64,15 @@ def read(path: str | os.PathLike[str], options: Options | None = None) -> Sheet:
     With options.rows "samples" the file holds samples without time, and may be a folder of images.
     """
     options = options or Options()
-    readers = READERS
-    if options.rows == "samples":
-        readers = SAMPLE_READERS
-        if Path(path).is_dir():
+    is_of_samples = options.rows == "samples"
+    readers = SAMPLE_READERS if is_of_samples else READERS
+    if os.path.isdir(path):
+        if is_of_samples:
             return read_images(path, options)
+        raise DataError(
+            f"{one_line(path, 4096)} is a directory; expected a file. A folder of images is read "
+            "for a network without time (--chain)."
+        )
     source = load_file(path, options.max_bytes)
     suffix = Path(path).suffix.lower()
     if suffix not in readers:

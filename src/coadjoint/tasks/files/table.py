@@ -152,9 +152,13 @@ def check_features(
             near = nearest(name, unused[:200])  # in a wide table, a search of all would take long
             if near:
                 hint += f" Should '{one_line(near)}' be called '{one_line(name)}'?"
+        which = f"column {quote_names(lacking)} is"
+        if len(lacking) > 1:
+            which = f"columns {quote_names(lacking)} are"
+        others = f" Not needed: {quote_names(unused)}." if unused else ""
         problems.add(
-            f"{problems.path}: missing columns: {quote_names(lacking)}; extra columns: "
-            f"{quote_names(unused) or 'none'}. Expected the features {quote_names(features)}.{hint}"
+            f"{problems.path}: {which} missing. The model needs: {quote_names(features)}."
+            f"{others}{hint}"
         )
     for name in taken.intersection(features):
         role = "time"

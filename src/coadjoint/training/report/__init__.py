@@ -7,6 +7,7 @@ comparison       methods on tasks, and the table that terminal, page and Markdow
 figures          lines, heatmaps and dots, for the page's script
 run_figures      the figures of a run
 page_parts       tables, sections and pages, for the template
+run_again        the commands that make a run again, or continue it
 run_page         the page of a run
 diagnosis_page   the page, or the section, of a diagnosis
 comparison_page  the page of a comparison

@@ -25,6 +25,7 @@ from .text import (
     finite_values,
     parse_goal,
     short_number,
+    shown_metric,
 )
 
 # a budget among the settings of a run, and the key under which a run says how much it used
@@ -47,6 +48,7 @@ class Wording:
     count: Callable[[float], str]
     time: Callable[[float], str]
     value: Callable[[float], str]
+    label: Callable[[str], str]  # of a metric
     to: str
     none: str
 
@@ -62,11 +64,13 @@ class Wording:
 
 PAGE = Wording(
     "name", "successes", "time to success", "final {}", True,
-    count=short_number, time=duration, value=short_number, to=" to ", none=NO_VALUE,
+    count=short_number, time=duration, value=short_number, label=shown_metric, to=" to ",
+    none=NO_VALUE,
 )  # fmt: skip
 TERMINAL = Wording(
     "method", "success", "seconds to success", "{}", False,
-    count="{:,.0f}".format, time="{:,.0f}".format, value="{:.4g}".format, to=" - ", none="-",
+    count="{:,.0f}".format, time="{:,.0f}".format, value="{:.4g}".format, label=str, to=" - ",
+    none="-",
 )  # fmt: skip
 
 
@@ -170,7 +174,7 @@ class TaskRows:
         if budgets:
             heads.append("gradients to success")
         heads.append(words.seconds)
-        heads.append(words.metric.format(metric or self.metric or "metric"))
+        heads.append(words.metric.format(words.label(metric or self.metric or "metric")))
         return heads, [self._cells(row, words, settings, budgets) for row in self.rows]
 
     def _differing_settings(self) -> list[str]:

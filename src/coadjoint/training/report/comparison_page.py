@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+from ..metric_names import metric_stem
 from .comparison import PAGE, Comparison, TaskRows, success_share, successful_runs
 from .curves import Curve
 from .figures import Dot, LineChart, PageFigure, ValueAxis, dot_figure
@@ -20,18 +21,18 @@ from .text import (
     duration,
     finite_or_nan,
     finite_values,
-    metric_stem,
     parse_goal,
     short_number,
+    shown_metric,
 )
 
 MAX_COLOURS = 14  # curves that colours and dashes can tell apart
 MAX_NOTICES = 20
 MAX_CARDS = 12
 OVERVIEW_LEAD = "Runs that succeeded, if the task has a goal, and the median of its metric."
-RESULTS_LEAD = (
-    "Median, with the range in brackets. Steps and time cover only the runs that succeeded."
-)
+MEDIAN_LEAD = "Median over the seeds, with the range in brackets where seeds differ."
+SINGLE_LEAD = "One run in each row."
+SUCCESS_LEAD = "Steps and time cover only the runs that succeeded."
 
 
 def comparison_page(folder: Path) -> Page:
@@ -58,10 +59,13 @@ def comparison_page(folder: Path) -> Page:
     ]
     if several:
         title = " · ".join(task.short_name for task in tasks)
-        cards = {task.name: task.score(task.runs) for task in tasks}
+        cards = {card_name(task, task.name): task.score(task.runs) for task in tasks}
     else:
-        title = tasks[0].name
-        cards = {row.name: tasks[0].score(row.runs) for row in tasks[0].rows[:MAX_CARDS]}
+        only = tasks[0]
+        title = only.name
+        cards = {}
+        for row in only.rows[:MAX_CARDS]:
+            cards[card_name(only, row.name)] = only.score(row.runs)
     return Page(
         kind="comparison",
         name=clean(folder.resolve().name),
@@ -72,6 +76,14 @@ def comparison_page(folder: Path) -> Page:
         cards=cards,
         sections=sections,
     )
+
+
+def card_name(task: TaskRows, name: str) -> str:
+    """The name of a card that holds a score: "plain: runs that succeeded".
+
+    Of a task without a goal the score says itself what it counts.
+    """
+    return f"{name}: runs that succeeded" if task.goal else name
 
 
 def command_of(comparison: Comparison) -> str:
@@ -140,34 +152,35 @@ def overview(tasks: list[TaskRows]) -> Table:
 
 
 def run_tables(folder: Path, comparison: Comparison) -> list[Table]:
-    """The runs that failed, and every run with a link to its page."""
+    """The errors of runs, and every run with a link to its page."""
     several = len(comparison.tasks) > 1
     rows: list[list[object]] = []
-    failures: list[list[object]] = []
+    errors: list[list[object]] = []
     for task in comparison.tasks:
         for k, run in task.numbered_runs:
             label = f"{task.rows[k].name}, seed {clean(run.get('seed'))}"
             if several:
                 label = f"{task.name}: {label}"
             status = run.get("status")
+            missed = task.goal and status == "finished" and run.get("success") is not True
             rows.append(
                 [
                     link_to_run(folder, run, label),
-                    status,
+                    "finished, goal not reached" if missed else status,
                     short_number(run.get("steps")),
                     duration(run.get("seconds")),
                     short_number(run.get("metric")),
                 ]
             )
             if run.get("error") or status == "failed":
-                failures.append([label, status, run.get("error") or "no reason was recorded"])
+                errors.append([label, status, run.get("error") or "no reason was recorded"])
     heads = ["run", "outcome", "steps", "time", "final metric"]
     return [
         make_table(
-            "Failures",
+            "Errors",
             ["run", "outcome", "reason"],
-            failures,
-            "No run failed.",
+            errors,
+            "None.",
             text=range(3),
             most=200,
         ),
@@ -226,10 +239,17 @@ def task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) -
         drawn = [figures.steps(), figures.success(), *drawn]
     return [
         PageSection(
-            f"results{task.id_suffix}", title or "Side by side", RESULTS_LEAD, tables=[table]
+            f"results{task.id_suffix}", title or "Side by side", results_lead(task), tables=[table]
         ),
         PageSection(f"success{task.id_suffix}", "" if title else "Success", figures=drawn),
     ]
+
+
+def results_lead(task: TaskRows) -> str:
+    """What the cells of the table of a task hold."""
+    several_seeds = any(len(row.runs) > 1 for row in task.rows)
+    lead = MEDIAN_LEAD if several_seeds else SINGLE_LEAD
+    return f"{lead} {SUCCESS_LEAD}" if task.goal else lead
 
 
 class TaskFigures:
@@ -260,7 +280,7 @@ class TaskFigures:
     @property
     def _measure(self) -> str:
         """The metric in titles and labels."""
-        return clean(self.metric or "metric")
+        return shown_metric(self.metric or "metric")
 
     @property
     def _is_crowded(self) -> bool:

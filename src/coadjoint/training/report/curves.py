@@ -112,4 +112,6 @@ def _json_number(value: float, digits: int) -> float | None:
     # a whole number is written without a point; up to 1e15, float64 holds it exactly
     if value == int(value) and abs(value) < 1e15:
         return int(value)
-    return float(f"{value:.{digits}g}")
+    rounded = float(f"{value:.{digits}g}")
+    # Rounded up, the largest numbers leave the range of float64.
+    return rounded if math.isfinite(rounded) else value

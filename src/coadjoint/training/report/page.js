@@ -55,6 +55,16 @@
     return `about ${duration(clock.seconds[k - 1] + share * (clock.seconds[k] - clock.seconds[k - 1]))}`;
   };
 
+  // A text around x that stays inside the figure, or null if it would come near one of the others.
+  const centred = (root, box, x, y, style, words, others = []) => {
+    const node = svg("text", { class: style, x, y, "text-anchor": "middle" }, root, words), half = node.getComputedTextLength() / 2;
+    const at = Math.min(Math.max(x, half), box.width - half);
+    node.setAttribute("x", at);
+    if (!others.some(([from, to]) => at + half + 16 > from && at - half - 16 < to)) return [at - half, at + half];
+    node.remove();
+    return null;
+  };
+
   // A scale takes values to pixels; its ticks are round numbers.
   const linear = (low, high, from, to, wanted) => {
     if (!(high > low)) { const room = Math.abs(low) * 0.05 || 0.5; low -= room; high += room; }
@@ -141,7 +151,16 @@
       if (figure.y.log && rule.y <= 0) continue;
       const at = y.at(rule.y);
       svg("line", { class: "ruled", x1: box.left, x2: box.right, y1: at, y2: at }, root);
-      svg("text", { class: "rule", x: box.left + 6, y: at - 6 < box.top + 8 ? at + 16 : at - 7 }, root, rule.label);
+      const label = svg("text", { class: "rule" }, root, rule.label), wide = label.getComputedTextLength() + 8;
+      // The corner of the line where the label hides the least of the curves: the first one if all are alike.
+      const spots = [box.left + 6, box.right - wide].flatMap((px) => [at - 7, at + 16].map((py) => [px, py])).filter(([, py]) => py > box.top + 8 && py < box.bottom - 2);
+      const covered = ([px, py]) => seen.reduce((n, s) => n + s.y.filter((v, k) => {
+        const from = s.y[k - 1] ?? v, left = x.at(s.x[k - 1] ?? s.x[k]), [top, low] = [y.at(v), y.at(from)].sort((a, b) => a - b);
+        return v !== null && x.at(s.x[k]) > px - 6 && left < px + wide && low > py - 14 && top < py + 6;
+      }).length, 0);
+      const [px, py] = spots.reduce((best, spot) => (covered(spot) < covered(best) ? spot : best));
+      label.setAttribute("x", px);
+      label.setAttribute("y", py);
     }
     for (const mark of figure.marks || []) {
       const at = x.at(mark.x);
@@ -239,8 +258,14 @@
     image({ x: from, y: 18, width: box.right - from, height: 10 }, picture(200, 1, (i) => shade(i / 199)));
     svg("text", { class: "label", x: box.right, y: 12, "text-anchor": "end" }, root, figure.label);
     const ends = [[low, from, "start", under ? "≤ " : ""], [high, box.right, "end", over ? "≥ " : ""]];
-    for (const [v, at, anchor, sign] of ends) svg("text", { x: at, y: 42, "text-anchor": anchor }, root, sign + show(v, 3));
-    for (const v of scale.ticks.filter((v) => Math.min(scale.at(v) - from, box.right - scale.at(v)) > 60)) svg("text", { x: scale.at(v), y: 42, "text-anchor": "middle" }, root, show(v, 3));
+    const taken = ends.map(([v, at, anchor, sign]) => {
+      const wide = svg("text", { x: at, y: 42, "text-anchor": anchor }, root, sign + show(v, 3)).getComputedTextLength();
+      return anchor === "end" ? [at - wide, at] : [at, at + wide];
+    });
+    for (const v of scale.ticks) {
+      const place = centred(root, box, scale.at(v), 42, "", show(v, 3), taken);
+      if (place) taken.push(place);
+    }
     const columnsOf = t.length;
     return {
       first: (steps.length - 1) * columnsOf,
@@ -270,10 +295,11 @@
     const pad = (high - low) * 0.03;
     const x = linear(figure.rules ? low - pad : low, high + pad, box.left + 6, box.right - lane - 6, (box.right - lane) / 85);
     const tall = (box.bottom - box.top) / figure.rows.length, places = [];
-    for (const v of x.ticks) svg("line", { class: "grid", x1: x.at(v), x2: x.at(v), y1: box.top, y2: box.bottom }, root);
+    // Without a value there is no scale, so no grid either.
+    for (const v of values.length ? x.ticks : []) svg("line", { class: "grid", x1: x.at(v), x2: x.at(v), y1: box.top, y2: box.bottom }, root);
     for (const rule of figure.rules || []) {
       svg("line", { class: "ruled", x1: x.at(rule.x), x2: x.at(rule.x), y1: box.top, y2: box.bottom }, root);
-      svg("text", { class: "rule", x: x.at(rule.x), y: box.top - 8, "text-anchor": "middle" }, root, rule.label);
+      centred(root, box, x.at(rule.x), box.top - 8, "rule", rule.label);
     }
     if (misses) {
       svg("line", { class: "axis", x1: box.right - lane, x2: box.right - lane, y1: box.top, y2: box.bottom }, root);

@@ -12,6 +12,7 @@ from .text import Row, clean
 Cell = str | tuple[str, str]  # text, or text and link
 MAX_DEPTH = 8  # of nested settings
 NAMING_KEYS = ("name", "method", "kind", "cell", "path")  # settings that say what a section is
+SETTING_LABELS = {"lr": "learning rate"}  # settings whose key is short
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ def describe_settings(section: object) -> str:
     for key, value in settings.items():
         if key == naming_key or not isinstance(value, str | int | float):
             continue
-        word = key if value is True else f"{key} {value}"
+        label = SETTING_LABELS.get(key, str(key))
+        word = label if value is True else f"{label} {value}"
         if not word.endswith(" False"):
             words.append(word)
     name = [settings[naming_key]] if naming_key else []

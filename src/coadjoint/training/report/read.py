@@ -14,8 +14,18 @@ import numpy as np
 
 from ...errors import CoadjointError, MissingError, StorageError, check_path
 from .. import files, schemas, settings, storage
+from ..metric_names import metric_stem
 from .curves import TRAINING_KEYS, Curve, CurveStore
-from .text import Row, clean, duration, finite_or_nan, metric_stem, parse_goal, plural, short_number
+from .text import (
+    Row,
+    clean,
+    duration,
+    finite_or_nan,
+    parse_goal,
+    plural,
+    short_number,
+    shown_metric,
+)
 
 MAX_FILE_BYTES = 200_000_000  # of a file that is read at once
 MAX_LINE_BYTES = 4 << 20  # of a line of a file that is read line by line
@@ -197,6 +207,16 @@ class RunRecord:
                 steps.append(self.store.curve("train", key).steps[-1])
         return max(steps, default=math.nan)
 
+    @property
+    def has_scaled_loss(self) -> bool:
+        """Whether the loss is one of standardised targets: of numbers in the user's own data.
+
+        The errors mse and mae are scaled back to the units of the data.
+        """
+        data = as_mapping(self.config.get("data"))
+        is_scaled = bool(data) and data.get("standardise") is not False
+        return is_scaled and "mse" in self.held_out_stems()
+
     def held_out_stems(self) -> list[str]:
         """The held-out metrics, without their tolerances: "right" for "right_0.2"."""
         # keys of the store are ("held-out", split, metric)
@@ -212,7 +232,7 @@ class RunRecord:
         for key in self.store:
             if key[0] == "held-out" and metric_stem(key[2]) == stem:
                 _, split, metric = key
-                curves.append(self.store.curve(*key, name=f"{metric} ({split})"))
+                curves.append(self.store.curve(*key, name=f"{shown_metric(metric)} ({split})"))
         return curves
 
 

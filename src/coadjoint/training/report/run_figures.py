@@ -5,15 +5,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from ..metric_names import metric_stem
 from .figures import NO_VALUES, HeatMap, LineChart, PageFigure, Probe, Scale, ValueAxis
 from .read import RunRecord
-from .text import SHARE_METRICS, Row, clean, finite_or_nan, metric_stem, parse_goal
+from .text import SHARE_METRICS, Row, finite_or_nan, parse_goal, shown_metric
 
 # Curves that only some optimisers have: the page leaves out those that a run did not record. All
 # other curves that it did not record are shown empty, with the reason.
 OPTIONAL_CURVES = ("rate", "distance", "share", "damping", "cg")
 PENALTY_CURVES = ("penalty", "rho")
 MAX_METRICS = 12
+PARAMETERS = {
+    "W": "state to state",
+    "R": "input to state",
+    "b": "bias of the state",
+    "x0": "initial state",
+    "V": "state to output",
+    "D": "input to output",
+    "b_o": "bias of the output",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,10 @@ TRAINING = [
         "train", "rho", "Penalty weight", "ρ in L + ρ G", "weight ρ", "auto",
         empty="No penalty, so there is no weight.",
     ),
-    CurveFigure("train", "rate", "Step size", "used by the optimiser", "step size", "auto"),
+    CurveFigure(
+        "train", "rate", "Learning rate", "of the optimiser (--lr), after its schedule",
+        "learning rate", "auto",
+    ),
     CurveFigure(
         "train", "distance", "Distance of the direction from the gradient",
         "√(2 − 2 cos θ), where θ is the angle between them", "distance", smooth=True,
@@ -63,8 +78,9 @@ TRAINING = [
 PROBED = [
     CurveFigure(
         "probe", "decay", "Decay of the costates",
-        "0: the signal arrives unchanged; below 0 it vanishes; above 0 it explodes",
-        "log₁₀ ‖λ₀‖ / ‖λ_T‖", rule=(0, "neither vanishes nor explodes"),
+        "log₁₀ of a ratio. 0: the error signal reaches the start of the sequence unchanged; −2: it "
+        "is 100 times smaller there; 2: 100 times larger",
+        "log₁₀ (‖λ₀‖ / ‖λ_T‖)", rule=(0, "neither vanishes nor explodes"),
     ),
     CurveFigure(
         "probe", "radius", "Spectral radius", "the largest absolute eigenvalue of W",
@@ -107,7 +123,7 @@ class RunFigures:
                 "contribution of each time step to the gradient",
                 "log₁₀ norm of the component at t",
             ),
-            *map(self._curve, PROBED),
+            *(self._curve(curve) for curve in PROBED if not self._is_idle(curve)),
             self._norms(),
         ]
 
@@ -128,13 +144,22 @@ class RunFigures:
         chart = LineChart(
             "loss",
             "Loss",
-            "on each training batch and on held-out sequences",
+            f"on each training batch and on held-out sequences{self._loss_unit()}",
             ValueAxis("loss per sequence", "auto"),
             [training, *self.run.held_out("loss")],
             smooth=True,
             extras=self._common(),
         )
         return chart.figure()
+
+    def _loss_unit(self) -> str:
+        """The unit of the loss, if it is another than that of the errors."""
+        if not self.run.has_scaled_loss:
+            return ""
+        return (
+            ", in standardised units: the targets have mean 0 and standard deviation 1. "
+            "mse and mae are in the units of the data"
+        )
 
     def _curve(self, curve: CurveFigure) -> PageFigure:
         """A curve of metrics.jsonl by itself, with its rule if it has one."""
@@ -155,12 +180,15 @@ class RunFigures:
         return chart.figure()
 
     def _is_idle(self, curve: CurveFigure) -> bool:
-        """Whether a curve is left out: of a penalty that is always 0, or of another optimiser.
+        """Whether a curve is left out.
 
-        A penalty's curve that was not recorded stays: its figure says that there is no penalty.
+        That is one of a penalty that is always 0 or of another optimiser, and the spectral radius
+        of a network that has none.
         """
         is_recorded = (curve.kind, curve.key) in self.run.store
-        if curve.key in OPTIONAL_CURVES:  # those of certain optimisers
+        if curve.key == "radius":
+            return not np.isfinite(self.run.store.curve(curve.kind, curve.key).values).any()
+        if curve.key in OPTIONAL_CURVES:
             return not is_recorded
         if curve.key in PENALTY_CURVES and is_recorded:
             return not self.run.store.curve(curve.kind, curve.key).values.any()
@@ -172,16 +200,18 @@ class RunFigures:
         stem: the metric without its tolerance; all tolerances share the figure.
         """
         metric, threshold, goal = parse_goal(self.run.result.get("goal"))
+        label = shown_metric(stem)
         extras = self._common()
         if metric_stem(metric) == stem and not math.isnan(threshold):
             extras["rules"] = [{"y": threshold, "label": f"goal: {goal}"}]
+        label = shown_metric(stem)
         if stem in SHARE_METRICS:
-            axis = ValueAxis(f"{clean(stem)}, share of answers", span=[0, 1])
+            axis = ValueAxis(label, span=[0, 1])
         else:
-            axis = ValueAxis(clean(stem), "auto")
+            axis = ValueAxis(label, "auto")
         chart = LineChart(
             f"held-out-{k}",
-            f"Held-out {clean(stem)}",
+            f"Held-out {label}",
             "on sequences that are not used for training",
             axis,
             self.run.held_out(stem),
@@ -206,14 +236,23 @@ class RunFigures:
         return HeatMap(id, title, about, label, probes, extras).figure()
 
     def _norms(self) -> PageFigure:
-        """The norm of the gradient by each parameter, over steps."""
+        """The norm of the gradient by each parameter, over steps.
+
+        The caption explains the letters; of "layers.levels.0.0.W" the last part is one.
+        """
         store = self.run.store
+        curves = [store.curve(*key) for key in store if key[0] == "norm"]
+        letters = {curve.name.rpartition(".")[2] for curve in curves}
+        meanings = [f"{name}: {text}" for name, text in PARAMETERS.items() if name in letters]
+        about = "norm for each parameter"
+        if meanings:
+            about += f". {'; '.join(meanings)}"
         chart = LineChart(
             "norms",
             "Gradient by parameter",
-            "norm for each parameter",
+            about,
             ValueAxis("norm of the gradient", "log"),
-            [store.curve(*key) for key in store if key[0] == "norm"],
+            curves,
             extras=self._common(),
         )
         return chart.figure()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
@@ -11,13 +10,15 @@ from .curves import json_numbers, thinned_indices
 from .diagnosis_page import read_diagnosis
 from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
 from .read import RunRecord, as_mapping, as_mappings, describe_outcome, read_run
+from .run_again import again_section
 from .run_figures import RunFigures
-from .text import NO_VALUE, Row, clean, duration, parse_goal, short_number
+from .text import NO_VALUE, Row, clean, duration, parse_goal, short_number, shown_metric
 
 MAX_METRIC_CARDS = 6
 MAX_TABLE_STEPS = 40
 MAX_EXAMPLE_KEYS = 8
 CLOCK_POINTS = 600
+METHODS = {"bptt": "plain backpropagation"}  # methods whose name says too little
 COSTATES = "The costates λₜ = ∂L/∂xₜ are the error signal at time t of a sequence."
 
 
@@ -34,28 +35,20 @@ def run_page(folder: Path) -> Page:
         "seed": clean(run.environment.get("seed", "")),
         "started": clean(run.environment.get("started") or ""),
     }
-    task = run.config.get("task") or run.config.get("data")
-    commands = {
-        "The command that made this run": clean(run.environment.get("command") or "not recorded"),
-        "Resume from the last checkpoint (from the parent folder)": clean(
-            f"coadjoint resume {shlex.quote(name)}"
-        ),
-    }
+    tables = [*final_tables(run), held_out_table(run)]
     sections = [
-        PageSection(
-            "training", "Training", figures=figures.training(), tables=[held_out_table(run)]
-        ),
+        PageSection("training", "Training", figures=figures.training(), tables=tables),
         PageSection("inside", "Inside the gradient", COSTATES, figures.inside()),
         PageSection("examples", "Example predictions", tables=[example_table(run)]),
         PageSection("setup", "Setup", tables=setup_tables(run), pairs=True),
-        PageSection("again", "Run it again", commands=commands),
+        again_section(run, folder),
     ]
     if diagnosis is not None:
         sections.insert(2, diagnosis.section)  # after the inside of the gradient
     return Page(
         kind="run",
         name=clean(name),
-        title=describe_settings(task) or clean(name),
+        title=describe_run(run.config) or clean(name),
         outcome=describe_outcome(run.result, run.last_step),
         facts={key: value for key, value in facts.items() if value},
         notices=run.faults,
@@ -63,6 +56,35 @@ def run_page(folder: Path) -> Page:
         sections=sections,
         clock=clock_data(run),
     )
+
+
+def describe_run(config: Row) -> str:
+    """Task, network and method: "xor, length 50 · elman, 64 units · penalised, log-ratio"."""
+    network = as_mapping(config.get("network"))
+    method = as_mapping(config.get("gradient"))
+    hidden = network.get("hidden")
+    method_name = str(method.get("method") or method.get("name") or "")
+    parts = [
+        describe_data(as_mapping(config.get("data"))) or describe_settings(config.get("task")),
+        _join(network.get("cell"), f"{_join(hidden)} units" if hidden else ""),
+        _join(METHODS.get(method_name, method_name), method.get("penalty")),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def describe_data(data: Row) -> str:
+    """The file of the training data and what is predicted: "sensors.csv, regress, target load"."""
+    target = data.get("target")
+    file = PurePath(str(data.get("train") or "")).name
+    return _join(file, data.get("kind"), f"target {_join(target)}" if target else "")
+
+
+def _join(*words: object) -> str:
+    """The words that are there, with commas: also those of a list."""
+    texts: list[object] = []
+    for word in words:
+        texts += word if isinstance(word, list) else [word]
+    return clean(", ".join(str(text) for text in texts if text))
 
 
 def clock_data(run: RunRecord) -> Row | None:
@@ -88,26 +110,59 @@ def cards(run: RunRecord) -> dict[str, str]:
     texts = {
         "steps": short_number(result.get("step") or run.last_step),
         "time": duration(result.get("seconds") or last_seconds),
-        **metric_cards(result),
+        **metric_cards(run),
         "parameters": short_number(result.get("parameters")),
         "best step": short_number(result.get("best_step")),
-        "decay, first → last": first_and_last(run, "decay"),
+        "decay of the costates, log₁₀ ‖λ₀‖/‖λ_T‖, first → last": first_and_last(run, "decay"),
         "spectral radius, first → last": first_and_last(run, "radius"),
         "steps clipped": f"{run.clipped_share:.1%}" if run.clipped_share else "",
     }
     return {name: text for name, text in texts.items() if text not in ("", NO_VALUE)}
 
 
-def metric_cards(result: Row) -> dict[str, str]:
-    """The final metrics on each split, the metric of the goal first."""
-    goal_metric = parse_goal(result.get("goal"))[0]
+def metric_cards(run: RunRecord) -> dict[str, str]:
+    """The final metrics on the test set, the metric of the goal first.
+
+    Without a test set, those on every split.
+    """
+    headline = parse_goal(run.result.get("goal"))[0] or run.result.get("metric")
+    splits = as_mapping(run.result.get("metrics"))
+    if as_mapping(splits.get("test")):
+        splits = {"test": splits["test"]}
     final = []
-    for split, metrics in as_mapping(result.get("metrics")).items():
+    for split, metrics in splits.items():
         for name, value in as_mapping(metrics).items():
             final.append((name, split, value))
-    final.sort(key=lambda metric: metric[0] != goal_metric)
-    shown = final[:MAX_METRIC_CARDS]
-    return {clean(f"{name} ({split})"): short_number(value) for name, split, value in shown}
+    final.sort(key=lambda metric: metric[0] != headline)
+    texts = {}
+    for name, split, value in final[:MAX_METRIC_CARDS]:
+        texts[f"{_metric_name(run, name)} ({clean(split)})"] = short_number(value)
+    return texts
+
+
+def _metric_name(run: RunRecord, metric: str) -> str:
+    """The metric in words, with its unit if it is not what one would expect."""
+    if metric == "loss" and run.has_scaled_loss:
+        return "loss, standardised units"
+    return shown_metric(metric)
+
+
+def final_tables(run: RunRecord) -> list[Table]:
+    """A table of the final metrics, with a column for each split; none for a single split."""
+    splits = {}
+    for split, metrics in as_mapping(run.result.get("metrics")).items():
+        if as_mapping(metrics):
+            splits[split] = metrics
+    if len(splits) < 2:
+        return []
+    names: Row = {}  # in the order of their first appearance
+    for metrics in splits.values():
+        names |= metrics
+    rows = []
+    for name in names:
+        values = [short_number(metrics.get(name)) for metrics in splits.values()]
+        rows.append([_metric_name(run, name), *values])
+    return [make_table("Final values", ["metric", *splits], rows, "", text=(0,))]
 
 
 def first_and_last(run: RunRecord, key: str) -> str:
@@ -154,7 +209,8 @@ def example_table(run: RunRecord) -> Table:
         rows.append([_mark(example.get(key)) for key in keys])
     none = "No examples were recorded."
     text = range(MAX_EXAMPLE_KEYS)
-    return make_table("Held-out sequences", keys, rows, none, text, most=50)
+    heads = ["correct" if key == "right" else key for key in keys]
+    return make_table("Held-out sequences", heads, rows, none, text, most=50)
 
 
 def _mark(value: object) -> object:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from ..metric_names import metric_label
+
 Row = dict[str, Any]  # a JSON object
 
 HEAT_ROWS = 120  # cells of a heatmap
@@ -18,7 +20,8 @@ MAX_TEXT = 2000  # characters of one field
 INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
-SHARE_METRICS = ("right", "accuracy")  # metrics between 0 and 1
+SHARE_METRICS = ("right", "accuracy", "whole", "symbols")  # metrics between 0 and 1
+# metrics whose key says too little; the keys stay in the files and on the command line
 NO_VALUE = "–"
 
 
@@ -82,24 +85,26 @@ def duration(value: object) -> str:
 
 
 def parse_goal(text: object) -> tuple[str, float, str]:
-    """Metric, threshold and text of a goal: "right >= 1" gives ("right", 1.0, "right ≥ 1").
+    """Metric, threshold and text of a goal.
 
+    "right >= 1" gives ("right", 1.0, "accuracy ≥ 1").
     None gives ("", nan, ""); text that is no goal, ("", nan, text).
     """
     shown = clean(text or "").replace(">=", "≥").replace("<=", "≤")
-    match = re.fullmatch(r"\s*(\S+)\s*[<>]=\s*([-+.\deE]+)\s*", str(text or ""))
+    match = re.fullmatch(r"\s*(\S+)\s*([<>]=)\s*([-+.\deE]+)\s*", str(text or ""))
     if match is None:
         return "", math.nan, shown
     try:
-        threshold = finite_or_nan(float(match[2]))
+        threshold = finite_or_nan(float(match[3]))
     except ValueError:
         threshold = math.nan
-    return match[1], threshold, shown
+    sign = "≥" if match[2] == ">=" else "≤"
+    return match[1], threshold, f"{shown_metric(match[1])} {sign} {match[3]}"
 
 
-def metric_stem(metric: str) -> str:
-    """The metric without its tolerance: "right" of "right_0.2", which share one figure."""
-    return re.sub(r"_[\d.]+$", "", metric)
+def shown_metric(metric: str) -> str:
+    """The name of a metric as people read it, safe to show."""
+    return clean(metric_label(metric))
 
 
 def finite_values(runs: Iterable[Row], key: str) -> list[float]:

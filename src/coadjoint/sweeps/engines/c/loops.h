@@ -53,10 +53,17 @@ static void pack_weights(real *P, const real *M, long K, long N, int transposed)
     for (long i = 0; i < panels(N); i++) {
         long from = edge(N, i) * L, to = edge(N, i + 1) * L, end = to < N ? to : N, w = to - from;
         if (end < to) memset(P, 0, sizeof(real) * w * K);
-        if (transposed)
-            for (long j = from; j < end; j++)
+        if (transposed) {
+            long j = from;
+            for (; j + 8 <= end; j += 8) /* eight rows of M at once, as eight numbers side by side */
+                for (long k = 0; k < K; k++) {
+                    real eight[8];
+                    UNROLLED for (int i = 0; i < 8; i++) eight[i] = M[(j + i) * K + k];
+                    memcpy(P + k * w + j - from, eight, sizeof eight);
+                }
+            for (; j < end; j++)
                 for (long k = 0; k < K; k++) P[k * w + j - from] = M[j * K + k];
-        else
+        } else
             for (long k = 0; k < K; k++) memcpy(P + k * w, M + k * N + from, sizeof(real) * (end - from));
         P += w * K;
     }
@@ -104,22 +111,36 @@ struct sweep {
 };
 
 INLINE long start(const struct sweep *s, long t) { return s->starts ? s->starts[t] : t * s->B; }
-INLINE const real *W_of(const struct sweep *s, long t) { return s->W + t * s->W_step; }
 INLINE long state_row(const struct sweep *s, long t) { return t ? s->B + start(s, t - 1) : 0; }
 /* how many of the samples lo..hi take step t */
 INLINE long taking(const struct sweep *s, long t, long lo, long hi) {
     long n = start(s, t + 1) - start(s, t);
     return (n < hi ? n : hi) - lo > 0 ? (n < hi ? n : hi) - lo : 0;
 }
+
+/* what a share is given: the sweep, and room for W as panels */
+struct job {
+    struct sweep sweep;
+    real *panels;
+    long K, N;
+    int transposed;
+};
+/* W of step t as panels: packed here if it is another at every step */
+INLINE const real *packed(const struct job *y, long t) {
+    const struct sweep *s = &y->sweep;
+    if (s->W_step) pack_weights(y->panels, s->W + t * s->W_step, y->K, y->N, y->transposed);
+    return y->panels;
+}
 #define AT(array, row, width) ((array) ? (array) + (row) * (width) * d : 0)
 
-static void forward_share(const void *job, long lo, long hi, real *scratch) {
-    const struct sweep *s = job;
+static void forward_share(const void *given, long lo, long hi, real *scratch) {
+    const struct job *job = given;
+    const struct sweep *s = &job->sweep;
     long d = s->d, n;
     real *buffer = scratch, *r = scratch + (hi - lo) * GATES * d;
     for (long t = 0; t < s->T && (n = taking(s, t, lo, hi)); t++) {
         long row = start(s, t) + lo;
-        const real *P = W_of(s, t);
+        const real *P = packed(job, t);
         const real *base = s->step_source + row * GATES * d, *a = base, *x = s->x + (state_row(s, t) + lo) * SLOTS * d;
         if (s->W) {
             real *sum = NEEDS_A ? s->a + row * GATES * d : buffer;
@@ -187,8 +208,9 @@ INLINE void add_source(const struct sweep *s, long row, real *y, int before) {
     if (k != before || source) scaled_sum(n, y, (long)before - k, source, -(long)k);
 }
 
-static void adjoint_share(const void *job, long lo, long hi, real *scratch) {
-    const struct sweep *s = job;
+static void adjoint_share(const void *given, long lo, long hi, real *scratch) {
+    const struct job *job = given;
+    const struct sweep *s = &job->sweep;
     long d = s->d, size = SLOTS * d;
     for (long t = s->T; t >= 0; t--) {
         long n = t < s->T ? taking(s, t, lo, hi) : 0, here = state_row(s, t) + lo;
@@ -196,7 +218,7 @@ static void adjoint_share(const void *job, long lo, long hi, real *scratch) {
         if (n) {
             const real *later = s->state + ((s->keep ? state_row(s, t + 1) : (t + 1) % 2 * s->B) + lo) * size;
             long row = start(s, t) + lo;
-            const real *P = W_of(s, t), *x = s->x + (state_row(s, t) + lo) * size;
+            const real *P = packed(job, t), *x = s->x + (state_row(s, t) + lo) * size;
             real *delta = s->step + row * GATES * d;
             pull(n, d, s->x + (state_row(s, t + 1) + lo) * size, AT(s->q, row, KEPT), AT(s->a, row, GATES),
                  AT(s->v, row, SIDE), x, s->p, later, AT(s->step_source, row, GATES), delta, lam);
@@ -221,15 +243,16 @@ static void adjoint_share(const void *job, long lo, long hi, real *scratch) {
     }
 }
 
-static void tangent_share(const void *job, long lo, long hi, real *scratch) {
-    const struct sweep *s = job;
+static void tangent_share(const void *given, long lo, long hi, real *scratch) {
+    const struct job *job = given;
+    const struct sweep *s = &job->sweep;
     long d = s->d, size = SLOTS * d, n;
     real *held = scratch, *r = scratch + (hi - lo) * size, *mu = s->state + lo * size;
     if (s->source) memcpy(mu, s->source + lo * size, sizeof(real) * (hi - lo) * size);
     else memset(mu, 0, sizeof(real) * (hi - lo) * size);
     for (long t = 0; t < s->T && (n = taking(s, t, lo, hi)); t++) {
         long row = start(s, t) + lo, after = state_row(s, t + 1) + lo;
-        const real *P = W_of(s, t), *x = s->x + (state_row(s, t) + lo) * size, *m = mu;
+        const real *P = packed(job, t), *x = s->x + (state_row(s, t) + lo) * size, *m = mu;
         real *nu = s->step + row * GATES * d;
         const real *ga = AT(s->step_source, row, GATES);
         if (s->link) {
@@ -251,52 +274,27 @@ static void tangent_share(const void *job, long lo, long hi, real *scratch) {
     }
 }
 
-struct packing {
-    const real *W; /* one matrix after the other */
-    real *P;       /* their panels, of `size` values each */
-    long K, N, size;
-    int transposed;
-};
-
-static void packing_share(const void *job, long lo, long hi, real *scratch) {
-    const struct packing *y = job;
-    (void)scratch;
-    for (long t = lo; t < hi; t++)
-        pack_weights(y->P + t * y->size, y->W + t * y->K * y->N, y->K, y->N, y->transposed);
-}
-
-/* Pack `count` matrices; each thread takes some of them. */
-static void pack_all(const struct packing *job, long count, long threads) {
-    struct share shares[MOST_THREADS];
-    if (threads > count) threads = count;
-    for (long i = 0; i < threads; i++)
-        shares[i] = (struct share){packing_share, job, count * i / threads, count * (i + 1) / threads, 0};
-    run_shares(shares, threads);
-}
-
 /* Run a loop; return 1 if there is no memory, else 0. Each thread takes some of the samples through all steps, about as
    many rows as the others. */
 static int run_sweep(struct sweep *s, void (*run)(const void *, long, long, real *), int transposed) {
     long d = s->d, K = transposed ? READS * d : GATES * d, N = transposed ? GATES * d : READS * d;
-    long size = vectors(N) * L * K, matrices = s->W_step ? s->T : 1; /* of W, packed */
-    size_t width = (SLOTS + GATES + READS) * d, weights = s->W ? size * matrices : 0;
+    size_t width = (SLOTS + GATES + READS) * d, size = s->W ? vectors(N) * L * K : 0;
+    size_t weights = size * (s->W_step ? s->threads : 1); /* a panel for each share, or one for all */
     char *memory = malloc(sizeof(real) * (weights + s->B * width) + 64);
     if (!memory) return 1;
     real *P = (real *)(memory + 64 - (uintptr_t)memory % 64), *scratch = P + weights;
-    if (s->W) {
-        struct packing job = {s->W, P, K, N, size, transposed};
-        pack_all(&job, matrices, s->threads);
-        s->W = P;
-        s->W_step = s->W_step ? size : 0;
-    }
+    if (size && !s->W_step) pack_weights(P, s->W, K, N, transposed);
     struct share shares[MOST_THREADS];
+    struct job jobs[MOST_THREADS];
     long lo = 0, done = 0, count = 0, length = s->T;
     for (long i = 0; i < s->B; i++) {
         while (length && start(s, length) - start(s, length - 1) <= i) length--; /* of sample i */
         done += length;
         int enough = count < s->threads - 1 && (i + 1) % 4 == 0 && done * s->threads >= start(s, s->T) * (count + 1);
         if (enough || i + 1 == s->B) {
-            shares[count++] = (struct share){run, s, lo, i + 1, scratch + lo * width};
+            jobs[count] = (struct job){*s, s->W_step ? P + count * size : P, K, N, transposed};
+            shares[count] = (struct share){run, &jobs[count], lo, i + 1, scratch + lo * width};
+            count++;
             lo = i + 1;
         }
     }
