@@ -130,9 +130,9 @@ class RootMeanSquares(BaseCostates):
         """The 1-norms of the mantissas, [L + 1, B]."""
         return self.own.size_1 / self.roots[:, None]
 
-    def squares_at_zero(self) -> Tensor:
-        """[L + 1, B]: the squared norms of those costates that are zero, and 0 for the others."""
-        return self.own.squares_at_zero() / self.roots.square()[:, None]
+    def squared_norms(self) -> Tensor:
+        """||lam_i||^2 / n_i at true scale, [L + 1, B]; smooth at a zero costate."""
+        return self.own.squared_norms() / self.roots.square()[:, None]
 
 
 class LayeredRootMeanSquares:
