@@ -40,6 +40,11 @@ class RootMeanSquares(BaseCostates):
         return self.own.axis
 
     @property
+    def first(self) -> int:  # type: ignore[override]
+        """Where penalties begin."""
+        return self.own.first
+
+    @property
     def sweep(self) -> SweepRun | None:  # type: ignore[override]
         """The recurrence's run, if the network is one."""
         return self.own.sweep
