@@ -178,6 +178,8 @@ class Compared:
             )
             for j, n in enumerate(of_all)
         ]
+        for j, sample in enumerate(self.samples):
+            sample.number = j
         self.loss = torch.stack([s.loss for s in self.samples])
 
     def run(self):

@@ -255,7 +255,7 @@ PENALISED = {
     "sum": 0.1 * co.penalties.log_ratio + co.penalties.variance * 2,
     "part": co.penalties.log_ratio.on("whole") + co.penalties.barrier(0.5).on(layer=0),
     "output": co.penalties.of_output("log-ratio"),
-    "tangent": co.penalties.tangent(torch.ones(5, 2, 3, dtype=F64), 0.1),
+    "tangent along v": co.penalties.tangent(torch.ones(5, 2, 3, dtype=F64), 0.1),
     "own": own_penalty,
 }
 

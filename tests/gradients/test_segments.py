@@ -237,9 +237,7 @@ def test_segments_agree_with_autograd():
         assert (e.gradient[name] - g).norm() < 1e-11 * g.norm(), name
 
 
-@pytest.mark.parametrize(
-    "name", [p for p in (*co.penalties.PENALTIES, "tangent", "user") if p not in SCALAR]
-)
+@pytest.mark.parametrize("name", [p for p in (*co.penalties.PENALTIES, "user") if p not in SCALAR])
 def test_penalties_that_need_all_costates_are_refused_with_the_reason(name):
     case = cases.Case(penalty=name, T=21, u_grad=False)
     data = cases.Data.of(case, case.dtype, oracle=False)

@@ -98,6 +98,15 @@ def test_writing_co_nn_for_torch_nn_is_the_whole_change(check, tmp_path, monkeyp
     assert found[0] == pytest.approx(found[1], rel=1e-3, abs=0.0011)
 
 
+def test_costates_of_a_transformer_are_kept_alive(tmp_path):
+    """They vanish in plain training, and the penalty keeps them."""
+    text = printed("record_transformer", folder=tmp_path)
+    assert len(figures("log-norm", text)) == 24  # eight blocks, three times
+    before, plain, penalised = figures("from the last block to the first:", text)
+    assert plain < before - 4
+    assert penalised > before - 1
+
+
 LOOPS = {"loop_plain": "torch", "loop_lightning": "lightning", "loop_accelerate": "accelerate"}
 
 

@@ -376,6 +376,7 @@ UNMADE = (  # calls of which the table has no good one: they take files, or othe
 # name: (what is called, {argument: (a good value or what makes one, wrong values)})
 CALLS = {
     "BPTT": (co.BPTT, {"segments": (None, (0, -1, 1.5, "x", [], Odd()))}),
+    "BP": (co.BP, {"segments": (None, (0, -1, 1.5, "x", [], Odd()))}),
     "Truncated": (co.Truncated, {"k1": (1, (*WHOLE, None)), "k2": (2, (*WHOLE, None))}),
     "Penalised": (
         co.Penalised,
@@ -1310,6 +1311,93 @@ for product, directions in PRODUCTS.items():
     MAPS[f"maps.{product} by torch"] = product_of(by_torch, product, *directions)
 CALLS |= MAPS
 
+WIDTHS = (None, "x", 3, [0], [1.5], ["x"], [None], Odd())
+CHAIN_OPTIONS = {
+    "activation": ("tanh", NAME),
+    "output": ("identity", ("no such name", 3, None, [], Odd())),
+    "start": ("orthogonal", NAME),
+    "gain": (1.0, (*REAL, -1.0, 0.0)),
+    "seed": (None, (-1, 1.5, "x", [], Odd(), 2**64)),
+    "dtype": (None, DTYPE),
+    "device": (None, DEVICE),
+}
+
+
+def chain(**options):
+    torch.manual_seed(0)
+    return co.Chain(co.maps.Dense(I, D), co.maps.Dense(D, O, "identity"), **options)
+
+
+def run_chain(method):
+    def call(network, u, y, loss, mask=None, weight=None):
+        return method(network, co.Batch(u, y, mask=mask, weight=weight, axis=0), loss)
+
+    return call, {
+        "network": (chain, NET),
+        "u": (state, (*STATES[1:10], *STATES[11:13])),
+        "y": (y, TARGET),
+        "loss": ("squared", LOSS),
+        "mask": (None, MASK),
+        "weight": (None, MASK),
+    }
+
+
+CALLS |= {
+    "Chain": (
+        lambda f, **options: co.Chain(f, **options),
+        {
+            "f": (dense, MAP),
+            "output": CHAIN_OPTIONS["output"],
+            "shape": (None, ("x", 3, Odd(), ["x"], [0], [1.5])),
+        },
+    ),
+    "Chain.mlp": (
+        co.Chain.mlp,
+        {
+            "inputs": (I, WHOLE),
+            "widths": ([D, D], WIDTHS),
+            "outputs": (O, WHOLE),
+            "bias": (True, SWITCH),
+            **CHAIN_OPTIONS,
+        },
+    ),
+    "Chain.cnn": (
+        co.Chain.cnn,
+        {
+            "shape": ((1, 8, 8), (None, "x", 3, [1, 8], [1, 0, 8], [1, "x", 8], Odd(), [1, 2, 8])),
+            "channels": ([2], (*WIDTHS, [2] * 9)),
+            "outputs": (O, WHOLE),
+            "size": (3, WHOLE),
+            "pool": (2, WHOLE),
+            "widths": ([D], WIDTHS),
+            **CHAIN_OPTIONS,
+        },
+    ),
+    "Chain.autoencoder": (
+        co.Chain.autoencoder,
+        {
+            "inputs": (I, WHOLE),
+            "widths": ([D], (*WIDTHS, [])),
+            "tied": (True, SWITCH),
+            **CHAIN_OPTIONS,
+        },
+    ),
+    "Chain()": (
+        lambda x: chain()(x),
+        {"x": (state, (*STATES[:10], *STATES[11:13]))},
+    ),
+    "Chain().costates": (
+        lambda **given: chain()(state()).costates(**given),
+        {"loss": ("squared", LOSS), "y": (y, TARGET), "mask": (None, MASK)},
+    ),
+    "Chain().push": (
+        lambda dx: chain()(state()).push(dx),
+        {"dx": (state, (*STATES[:10], *STATES[11:13]))},
+    ),
+    "BP on a chain": run_chain(co.BP()),
+    "Penalised on a chain": run_chain(co.Penalised("log-ratio", 0.1)),
+}
+
 CASES = [(call, argument) for call, (_, arguments) in CALLS.items() for argument in arguments]
 
 
@@ -1390,6 +1478,7 @@ def test_good_arguments_are_taken(name):
 
 RECORDS = (
     "Cell",
+    "ChainRun",
     "Evaluation",
     "DecoderRun",
     "Recorded",

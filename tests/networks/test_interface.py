@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import coadjoint as co
+import oracles
 from build import weights
 from coadjoint.networks.interface import Net, NetRun
 from coadjoint.networks.readout import Readout
@@ -93,6 +94,10 @@ class ChainRun:
         x = self.states
         return torch.autograd.grad(x[i], x[i - 1], bar, create_graph=again, retain_graph=True)[0]
 
+    @property
+    def u(self):
+        return self.batch.u
+
     def push(self, du):
         """DF(u) . du"""
         net = self.network
@@ -149,6 +154,13 @@ class ChainCostates(BaseCostates):
         return stack_padded(
             [self.trajectory.pull(i, m) for i, m in enumerate(self.mantissas) if i > 0]
         )
+
+    def pull_directions(self, w):
+        pulled = []
+        for i, w_i in enumerate(w, 1):
+            n = self.trajectory.states[i].shape[1]
+            pulled.append(self.trajectory.pull(i, w_i[:, :n]))
+        return stack_padded(pulled)
 
 
 class Blobs(Task):
@@ -230,6 +242,23 @@ def output_variance(t):
     return torch.stack([deviation(t.norms(lam=lam)[1:]) for lam in each]).mean(0)
 
 
+def isometry(t):
+    logs = []
+    for i, (before, after) in enumerate(itertools.pairwise(t.x), 1):
+        r = [oracles.drawn_signs(after.shape[1], i, j) for j in range(len(after))]
+        (back,) = torch.autograd.grad(after, before, torch.tensor(r, dtype=F64), create_graph=True)
+        logs.append(back.norm(dim=1).log() - math.log(after.shape[1]) / 2)
+    return torch.stack(logs).square().mean(0)
+
+
+def tangent(t):
+    v = [oracles.drawn_signs(t.x[0].shape[1], 1, j) for j in range(len(t.x[0]))]
+    along = [
+        torch.autograd.grad(t.y_hat[:, k].sum(), t.x[0], create_graph=True)[0] for k in range(3)
+    ]
+    return sum((g * torch.tensor(v, dtype=F64)).sum(1).square() for g in along) / 2
+
+
 PENALTIES = {
     "squared-norm": lambda t: t.norms()[1:].square().mean(0),
     "variance": lambda t: deviation(t.norms()[1:]),
@@ -241,6 +270,8 @@ PENALTIES = {
     "share-variance": lambda t: (t.norms()[1:] / t.norms()[1:].sum(0) - 1 / 3).square().sum(0),
     "barrier": lambda t: (t.lam[-1].abs() / 1e-5).log().clamp(max=0).square().sum(1),
     "omega": omega,
+    "isometry": isometry,
+    "tangent": tangent,
     "norm-stabiliser": lambda t: (
         torch.stack([x.norm(dim=1) for x in t.x]).diff(dim=0).square().mean(0)
     ),
@@ -290,7 +321,7 @@ def test_the_tangent_loss_is_differentiated_as_torch_does():
         torch.autograd.grad(truth.y_hat[:, k].sum(), truth.x[0], create_graph=True)[0]
         for k in range(3)
     ]
-    G = torch.stack([(g * v).sum(1) for g in along], 1).square().sum(1)
+    G = torch.stack([(g * v).sum(1) for g in along], 1).square().sum(1) / 2
     close(e.gradient, truth.gradient(truth.losses + 0.3 * G))
 
 

@@ -744,6 +744,32 @@ def test_every_product_refuses_what_does_not_fit(kind):
             call(x.numpy())
 
 
+def test_every_product_of_a_residual_refuses_another_shape():
+    f = co.maps.Residual(co.maps.Dense(3, 1))
+    w = torch.zeros(2, 1)
+    for call in (
+        lambda: f.push(x3, x3),
+        lambda: f.pull(x3, w),
+        lambda: f.pull_parameters(x3, w),
+        lambda: f.bend(x3, x3, w),
+        lambda: f.bend_parameters(x3, x3, w),
+    ):
+        with pytest.raises(co.InputError, match="the shapes must be the same"):
+            call()
+
+
+CURVED = [name for name in ACTIVATIONS if name not in ("relu", "identity")]
+
+
+@pytest.mark.parametrize("name", CURVED)
+def test_second_derivatives_can_be_differentiated_far_from_zero(name):
+    x = torch.tensor([[-800.0, -40.0, 40.0, 800.0]], dtype=DOUBLE, requires_grad=True)
+    one = torch.ones_like(x)
+    bent = co.maps.Activation(name).bend(x, one, one)
+    [third] = torch.autograd.grad(bent, x, one)
+    assert third.isfinite().all()
+
+
 def test_a_map_that_works_in_place_leaves_x_as_it_was():
     x = torch.full((2, 3), -1.0)
     with pytest.raises(co.Unsupported):
@@ -767,9 +793,18 @@ def test_formulas_work_inside_torchs_transforms():
     expected = torch.func.vmap(torch.func.jacrev(lambda x_j: f(x_j[None])[0]))(x)
     close(J.transpose(0, 1), expected, TOLERANCE)
     w = torch.randn(4, 3, dtype=DOUBLE)
-    rows = torch.func.vmap(lambda x_j, w_j: f.pull_parameters(x_j[None], w_j[None]))(x, w)
-    summed = {name: gradient.sum(0) for name, gradient in rows.items()}
-    close(summed, f.pull_parameters(x, w), TOLERANCE)
+    v = torch.randn_like(x)
+    whole = all_products(co.maps, f, x, v, w)
+
+    def of_one_sample(x_j, v_j, w_j):
+        return all_products(co.maps, f, x_j[None], v_j[None], w_j[None])
+
+    rows = torch.func.vmap(of_one_sample)(x, v, w)
+    for name in ("pull_parameters", "bend_parameters"):
+        summed = {parameter: gradient.sum(0) for parameter, gradient in rows[name].items()}
+        close(summed, whole[name], TOLERANCE, name)
+    for name in ("push", "pull", "bend"):
+        close(rows[name].squeeze(1), whole[name], TOLERANCE, name)
 
 
 def test_padding_makes_room_for_a_filter():

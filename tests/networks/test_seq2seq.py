@@ -218,7 +218,10 @@ class Case:
                 ]
             else:
                 x0 = [y.clone().requires_grad_() for y in self.x0[j].split(self.sizes)]
-            yield Said(self.net, self.names, theta, self.u[:n, j], x0)
+            said = Said(self.net, self.names, theta, self.u[:n, j], x0)
+            for path in said.paths.values():
+                path.number = j
+            yield said
 
     def truth(self):
         """All samples beside their targets."""

@@ -566,6 +566,17 @@ def test_bp_of_a_chain_is_algorithm_3_2_1(network, kind, record_property):
     record_property("cases", len(SEEDS))
 
 
+def values_of_R(layers, x, v, beta):
+    """R of each sample, (3.12), by the transcription's layers."""
+    values = []
+    for x_j, v_j, beta_j in zip(x, v, beta, strict=True):
+        for layer in layers:
+            v_j = layer.numpy.D(x_j, layer.theta, v_j)
+            x_j = layer.numpy.f(x_j, layer.theta)
+        values.append(0.5 * thesis.inner(v_j - beta_j, v_j - beta_j))
+    return torch.tensor(values, dtype=torch.float64)
+
+
 @pytest.mark.parametrize("network", [mlp, deep, cnn, mixed])
 def test_the_tangent_penalty_of_a_chain_is_algorithm_3_3_1(network, record_property):
     mu = 0.7
@@ -580,8 +591,10 @@ def test_the_tangent_penalty_of_a_chain_is_algorithm_3_3_1(network, record_prope
             found.append(flat(total, layers))
         chain, loss = chain_of(layers, "regression")
         G = co.penalties.tangent(torch.from_numpy(v), torch.from_numpy(beta).flatten(1))
-        # the penalty is the square itself, R of (3.12) half of it
-        e = co.Penalised(G, mu / 2)(chain, batch_of(x, y, "regression"), loss)
+        batch = batch_of(x, y, "regression")
+        e = co.Penalised(G, mu)(chain, batch, loss)
+        R = torch.as_tensor(values_of_R(layers, x, v, beta))
+        close(e.penalties, R, TOLERANCE, "the penalty is R, (3.12)")
         ours = of_chain(e.gradient, layers)
         close(ours, summed(found), TOLERANCE, f"{network.__name__} {seed}", least=1e-3)
     record_property("cases", len(SEEDS))

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from paths import EXAMPLES, SUPPORT
-from ranks import NETWORKS, PLACES, WORLD
+from ranks import NETWORKS, OUTPUTS, PLACES, WORLD
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,13 +29,13 @@ pytestmark = [
     ),
 ]
 
-FORWARD = ("inside", "self")
+FORWARD = ("inside", "self", "outputs-inside")
 STATIC = (
     r"^DistributedDataParallel\(static_graph=True\) .* inside the forward of the wrapped "
     r"module, or leave out"
 )
 SHARDED = (
-    r"^(rnn|the module) is inside a module that fully_shard has sharded, .* inside the "
+    r"^(rnn|enter|the module) is inside a module that fully_shard has sharded, .* inside the "
     r"forward of one sharded"
 )
 BETWEEN = (
@@ -77,6 +77,7 @@ GROUPS = {
     "ddp": [
         *cases((*PLACES, *NETWORKS), "ddp", "ddp-unused", "ddp-static"),
         *cases(("around", "inside"), "ddp-views", "ddp-static-unused"),
+        *cases(OUTPUTS, "ddp", "ddp-static"),
     ],
     "sharded": [  # it may end a process: apart
         *cases((*PLACES, *NETWORKS), "sharded", "sharded-freed"),
@@ -89,6 +90,7 @@ GROUPS = {
         ),
         *cases(("around", "inner", "inside", "begun"), "flat"),
         *cases(("around", "inside"), "flat-grad"),
+        *cases(OUTPUTS, "sharded", "flat"),
         "flat-alone/around",
     ],
 }

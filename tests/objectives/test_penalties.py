@@ -11,6 +11,7 @@ import torch
 
 import build
 import coadjoint as co
+import oracles
 from coadjoint.objectives.penalties import PENALTIES
 
 F64 = torch.float64
@@ -58,8 +59,29 @@ def variance(n):
     return ((n - n.mean()) ** 2).mean()
 
 
-def by_hand(name, x, lam, direct, of_output):
-    """The docstrings' formulas on one sample's own arrays, t = 0..T."""
+def isometry(x, W, j):
+    """mean over t of (log ||J_t' r_t|| - log ||r_t||)^2, J_t = diag(1 - x_t^2) W"""
+    logs = []
+    for t, x_t in enumerate(x[1:], 1):
+        r = np.array(oracles.drawn_signs(D, t, j), dtype=float)
+        logs.append(np.log(np.linalg.norm(W.T @ ((1 - x_t**2) * r)) / np.linalg.norm(r)))
+    return np.mean(np.square(logs))
+
+
+def tangent(net, x, j):
+    """1/2 sum over outputs of (DF(u) v)^2, by the tangent of every step; v: random signs"""
+    W, R, V = (p.detach().numpy() for p in (net.W, net.R, net.V))
+    steps = len(x) - 1
+    v = np.array(oracles.drawn_signs(steps * I, 1, j), dtype=float).reshape(steps, I)
+    dx, changes = np.zeros(D), []
+    for x_t, v_t in zip(x[1:], v, strict=True):
+        dx = (1 - x_t**2) * (W @ dx + R @ v_t)
+        changes.append(V @ dx)
+    return 0.5 * np.square(changes if net.readout == "every" else changes[-1]).sum()
+
+
+def by_hand(name, net, j, x, lam, direct, of_output):
+    """The docstrings' formulas on the arrays of sample j, t = 0..T."""
     n = np.linalg.norm(lam, axis=1)
     l, steps = np.log(n), np.log(n[1:-1] / n[2:])
     m = np.linalg.norm(lam, 1, axis=1) if lam.shape[1] == 1 else np.abs(lam).sum(1)
@@ -76,6 +98,8 @@ def by_hand(name, x, lam, direct, of_output):
         "share-variance": lambda: ((n[1:] / n[1:].sum() - 1 / len(n[1:])) ** 2).sum(),
         "barrier": lambda: sum(math.log(abs(v) / 1e-5) ** 2 for v in lam[-1] if abs(v) < 1e-5),
         "omega": lambda: (((back / n[1:]) ** 2 - 1) ** 2).mean(),
+        "isometry": lambda: isometry(x, net.W.detach().numpy(), j),
+        "tangent": lambda: tangent(net, x, j),
         "norm-stabiliser": lambda: ((h[1:] - h[:-1]) ** 2).mean(),
         "output-variance": lambda: np.mean(
             [variance(np.linalg.norm(o, axis=1)[1:]) for o in of_output]
@@ -92,7 +116,7 @@ def test_penalties_equal_their_formulas_in_numpy(name, readout, lengths, engine)
     n = LENGTHS[lengths]
     lam = net(u[: max(n)], n).costates(loss)
     ours = PENALTIES[name](lam)
-    truth = [by_hand(name, *plain(net, u[: n[j], j])) for j in range(B)]
+    truth = [by_hand(name, net, j, *plain(net, u[: n[j], j])) for j in range(B)]
     assert ours.dtype == F64
     assert tuple(ours.shape) == (B,)
     np.testing.assert_allclose(ours.detach(), truth, rtol=1e-11, atol=1e-15)
@@ -157,7 +181,7 @@ def test_sample_without_a_loss_adds_nothing(name):
     (g,) = torch.autograd.grad(G.sum(), net.W)
     assert torch.isfinite(g).all()
     assert lam.zeros().tolist() == [0, T + 1, 0, 0]
-    if name not in ("norm-stabiliser", "output-variance", "omega-published"):
+    if name not in ("norm-stabiliser", "output-variance", "omega-published", "isometry", "tangent"):
         assert G[1].item() == 0.0
     if name != "omega-published":
         assert torch.allclose(G[[0, 2, 3]], whole[[0, 2, 3]], rtol=1e-12)
@@ -190,6 +214,7 @@ def test_penalties_of_the_output_and_of_a_tangent_equal_their_definition():
         if readout == "every":
             change = torch.where(net(u, lengths).mask[1:, :, None], change, 0)
         truth = change.square().sum(-1) if readout == "last" else change.square().sum((0, 2))
+        truth = truth / 2
         G = co.penalties.tangent(v, beta)(net(u, lengths).costates(loss))
         np.testing.assert_allclose(G.detach(), truth.detach(), rtol=1e-6)
         (g,) = torch.autograd.grad(G.sum(), net.W)

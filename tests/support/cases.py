@@ -312,7 +312,7 @@ NO_GRADIENT = (
 )  # what comes back is no derivative: second ones are not symmetric
 VARIANTS = [*FULL, *((cell, "tanh") for cell in NEWER)]
 CROSS_LOSSES = ("squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber", "user")
-PENALTIES = (*co.penalties.PENALTIES, "tangent", "user", "none")
+PENALTIES = (*co.penalties.PENALTIES, "user", "none")
 SETTINGS = (  # one for each seed: sizes incl. T = 1, d = 1, B = 1, readouts and initial states
     {},
     {"B": 2, "T": 3, "D": 2, "H": 3, "readout": "every", "x0": "learned"},

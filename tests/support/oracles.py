@@ -7,6 +7,7 @@ takes apart, so autograd.grad(loss, [x_0 .. x_T]) gives lam_t = dL/dx_t by the s
 t + 1.
 """
 
+import functools
 import itertools
 import math
 
@@ -314,10 +315,16 @@ def variance(n):
 class Sample:
     """The run of one sample, its loss and its costates; x, lam: t = 0..T, a, y_hat: t = 1..T (or
     the last alone).
+
+    number  of the sample in its batch
+    perm    the order of the hidden units; None: that of the network
     """
+
+    number, perm = 0, None
 
     def __init__(self, case, data, j, perm=None):
         d = case.H
+        self.number, self.perm = j, perm
         step, read, slots, _, reads, _ = CELLS[case.cell]
         sigma = ACTIVATIONS[case.activation]
         theta = data.theta if perm is None else permuted(data.theta, perm)
@@ -381,7 +388,14 @@ class Sample:
         """J_t' lam_t, through step t alone, differentiable."""
         if not self.lam[t].requires_grad and not self.lam[t].any():
             return torch.zeros_like(self.x[t - 1])
-        return torch.autograd.grad(self.x[t], self.x[t - 1], self.lam[t], create_graph=True)[0]
+        return self.pull(t, self.lam[t])
+
+    def pull(self, t, w):
+        """J_t' w, through step t alone, differentiable."""
+        found = torch.autograd.grad(
+            self.x[t], self.x[t - 1], w, create_graph=True, allow_unused=True
+        )
+        return torch.zeros_like(self.x[t - 1]) if found[0] is None else found[0]
 
     def back_by_W(self, t):
         """J_t' lam_t where nothing but W is a variable."""
@@ -454,7 +468,35 @@ def output_variance(s):
 
 
 def tangent(s):
-    return ((s.push(s.data.direction[: s.T, s.j]) - s.case.beta) ** 2).sum()
+    return ((s.push(s.data.direction[: s.T, s.j]) - s.case.beta) ** 2).sum() / 2
+
+
+def splitmix(z):
+    """The generator of Steele, Lea & Flood (2014) on Python's integers."""
+    z = (z + 0x9E3779B97F4A7C15) % 2**64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+    return z ^ (z >> 31)
+
+
+@functools.cache
+def drawn_signs(n, state, sample, step=0, seed=0):
+    """The signs of a penalty that draws, for the n entries of one state of one sample."""
+    key = splitmix(splitmix(splitmix(splitmix(seed) + step) + sample) + state)
+    words = [splitmix(key + i) for i in range(-(-n // 64))]
+    return [2 * (words[k // 64] >> k % 64 & 1) - 1 for k in range(n)]
+
+
+def isometry(s):
+    logs = []
+    for t in range(1, s.T + 1):
+        r = torch.tensor(drawn_signs(len(s.x[t]), t, s.number), dtype=s.x[t].dtype)
+        if s.perm is not None:
+            r = r.unflatten(0, (-1, len(s.perm)))[:, s.perm].flatten()
+        back = s.pull(t, r)
+        if bool((back != 0).any()):
+            logs.append(torch.log(norm(back)) - math.log(len(r)) / 2)
+    return mean(y**2 for y in logs)
 
 
 PENALTIES = {
@@ -471,6 +513,7 @@ PENALTIES = {
     "omega": omega,
     "norm-stabiliser": stabiliser,
     "output-variance": output_variance,
+    "isometry": isometry,
     "tangent": tangent,
     "user": lambda s: sum(
         (lam**2 + lam**3 + x * lam).sum() for x, lam in zip(s.x, s.lam, strict=True)

@@ -38,6 +38,8 @@ PLACES = (
     "begun",  # recorded in forward, and the penalty asked for outside
     "later",  # around the wrapped model, from the second step on
 )
+OUTPUTS = ("outputs", "outputs-inside")  # as "around" and "inside", for outputs by their names
+AT = ["**enter", "**out"]
 NETWORKS = (
     "network",
     "network-inside",
@@ -59,8 +61,12 @@ class Reader(nn.Module):
         return cross_entropy(self.out(h[:, -1]), y, reduction="none")
 
     def forward(self, u: Tensor, y: Tensor) -> Tensor:
-        if self.place not in ("inside", "self", "begun"):
+        if self.place not in ("inside", "self", "begun", "outputs-inside"):
             return self.losses(u, y)
+        if self.place == "outputs-inside":
+            with co.record(self, at=AT) as tape:
+                loss = self.losses(u, y)
+            return loss + WEIGHT * tape.penalty("log-ratio", loss)
         with co.record(self if self.place == "self" else self.rnn) as tape:
             loss = self.losses(u, y)
         if self.place == "begun":
@@ -99,7 +105,13 @@ def objective(model: nn.Module, reader: nn.Module, step: int, u: Tensor, y: Tens
         return penalised(model, u, y).mean()
     if isinstance(reader, Told):
         return model(u, y).mean()
-    if reader.place in ("inside", "self") or (reader.place == "later" and step == 0):
+    if reader.place == "outputs":
+        with co.record(model, at=AT) as tape:
+            loss = model(u, y)
+        return (loss + WEIGHT * tape.penalty("log-ratio", loss)).mean()
+    if reader.place in ("inside", "self", "outputs-inside") or (
+        reader.place == "later" and step == 0
+    ):
         return model(u, y).mean()
     if reader.place == "begun":
         loss = model(u, y)

@@ -189,6 +189,9 @@ class Truth:
         ]
         self.loss = torch.stack([LOSSES[loss](s.output, s.h_n, s.c_n) for s in self.stacks])
         self.at = list(self.stacks[0].directions)
+        for j, s in enumerate(self.stacks):
+            for run in s.directions.values():
+                run.number = j
         for s, value in zip(self.stacks, self.loss, strict=True):
             runs = list(s.directions.values())
             nodes = [x for run in runs for x in run.x]

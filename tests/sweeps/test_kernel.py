@@ -1134,8 +1134,8 @@ def test_each_penalty_and_its_gradient_equal_the_loops(G: str, readout: str) -> 
             jvp(lambda u: torch.stack(states(name, P, LENGTHS, u=u)), (P["u"],), (v,))[1][..., :H]
             @ P["V"].T
         )
-        every = torch.where(on[..., None], (mu[1:] - 0.3).square(), 0).sum((0, 2))
-        true = every if readout == "every" else (mu[-1] - 0.3).square().sum(-1)
+        every = torch.where(on[..., None], (mu[1:] - 0.3).square(), 0).sum((0, 2)) / 2
+        true = every if readout == "every" else (mu[-1] - 0.3).square().sum(-1) / 2
     else:
         each = [costates_of(x, read_out(P, x[-1])[:, k]) for k in range(O)]
         true = sum(per_sample(lam, LENGTHS, BY_HAND["variance"]) for lam in each) / O

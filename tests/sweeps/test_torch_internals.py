@@ -125,6 +125,16 @@ def test_zero_tensors_are_noticed():
     assert not internals.is_zero_everywhere(torch.zeros(2))
 
 
+def test_a_backward_pass_is_told_from_a_forward_pass():
+    seen = []
+    y = torch.ones(2, requires_grad=True)
+    y.register_hook(lambda g: seen.append(internals.backward_is_running()))
+    assert not internals.backward_is_running()
+    y.sum().backward()
+    assert seen == [True]
+    assert not internals.backward_is_running()
+
+
 def test_versions_count_edits_in_place():
     y = torch.zeros(2)
     before = internals.change_count(y)

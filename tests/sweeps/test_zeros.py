@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import coadjoint as co
+import oracles
 from coadjoint.objectives.penalties import PENALTIES
 from compare import close
 
@@ -20,9 +21,8 @@ pytestmark = pytest.mark.slow
 
 F64 = torch.float64
 T, B, I, D, O = 4, 2, 2, 3, 2
-NAMES = [
-    name for name in PENALTIES if name != "omega-published"
-]  # that one is no function of the weights
+# omega-published is no function of the weights, and tangent none of costates
+NAMES = [name for name in PENALTIES if name not in ("omega-published", "tangent")]
 KINDS = ("network", "stack", "record", "record lstm")
 
 
@@ -71,10 +71,11 @@ def change(before, after):
     return (kinked(after) - kinked(before)) ** 2
 
 
-def of_one_sample(name, x, lam, back, direct):
+def of_one_sample(name, x, lam, back, direct, signs):
     """The docstrings' formulas.
 
-    x, lam: t = 0..T; back: J_t' lam_t, t = 1..T; direct: d y_hat_k / dx_t by k.
+    x, lam: t = 0..T; back: J_t' lam_t, t = 1..T; direct: d y_hat_k / dx_t by k; signs: J_t' r_t of
+    random signs.
     """
     n = [kinked(y) for y in lam]
     return {
@@ -89,6 +90,9 @@ def of_one_sample(name, x, lam, back, direct):
         "barrier": lambda: log_barrier(lam[-1]),
         "omega": lambda: mean(
             (square(b) / square(y) - 1) ** 2 for b, y in zip(back, lam[1:], strict=True) if y.any()
+        ),
+        "isometry": lambda: mean(
+            torch.log(kinked(y) / math.sqrt(len(y))) ** 2 for y in signs if y.any()
         ),
         "norm-stabiliser": lambda: mean(change(a, b) for a, b in itertools.pairwise(x)),
         "output-variance": lambda: mean(variance(kinked(y) for y in of_k[1:]) for of_k in direct),
@@ -189,15 +193,22 @@ class Model:
         found = []
         for x, steps in runs:
             lam = torch.autograd.grad(value, x, create_graph=True)
-            back = [
-                torch.autograd.grad(step(before), before, grad_outputs=y, create_graph=True)[0]
-                for step, before, y in zip(steps, x, lam[1:], strict=False)
+            r = [
+                torch.tensor(oracles.drawn_signs(len(y), t, j), dtype=F64)
+                for t, y in enumerate(x[1:], 1)
             ]
+            back, signs = (
+                [
+                    torch.autograd.grad(step(before), before, grad_outputs=y, create_graph=True)[0]
+                    for step, before, y in zip(steps, x, ys, strict=False)
+                ]
+                for ys in (lam[1:], r)
+            )
             direct = []
             if name == "output-variance":
                 direct = [torch.autograd.grad(a_k, x, create_graph=True) for a_k in a]
             shown = [y[: self.hidden] for y in x]
-            found.append(of_one_sample(name, shown, lam, back, direct))
+            found.append(of_one_sample(name, shown, lam, back, direct, signs))
         return mean(found)
 
     @property

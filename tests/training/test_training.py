@@ -195,10 +195,12 @@ def network_and_rows(method, k, size):
     return weights(net), rows(result, "train")[0]
 
 
-def test_the_weight_of_the_penalty_follows_the_step_across_a_resume(tmp_path):
+@pytest.mark.parametrize("penalty", ["log-ratio", "isometry", "tangent"])
+def test_the_weight_of_the_penalty_follows_the_step_across_a_resume(tmp_path, penalty):
+    """And so do the directions that a penalty draws."""
     schedule = co.penalties.exponential(2.0, 0.8)
     options = {
-        "gradient": co.Penalised("log-ratio", schedule),
+        "gradient": co.Penalised(penalty, schedule),
         "steps": 9,
         "stop_on_success": False,
         "optimiser": co.optimisers.adam(),
@@ -216,7 +218,7 @@ def test_the_weight_of_the_penalty_follows_the_step_across_a_resume(tmp_path):
     again = train(
         folder=tmp_path / "run",
         resume=True,
-        **options | {"gradient": co.Penalised("log-ratio", schedule)},
+        **options | {"gradient": co.Penalised(penalty, schedule)},
     )
     assert again.rows == whole.rows
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (

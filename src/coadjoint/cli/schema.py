@@ -132,6 +132,18 @@ class GradientSection(Section):
         description="stacks: average the penalty over the layers (default), take the top layer, "
         "or treat all layers as one state",
     )
+    penalty_per: Literal["sqrt-n"] | None = Field(
+        None,
+        description="root mean squares of costates in place of norms, for layers whose widths "
+        "differ",
+    )
+    tangent: Literal["random", "shifts"] | None = Field(
+        None,
+        description="tangent: directions of the input, random signs (default) or shifts of images",
+    )
+    tangent_directions: PositiveInt | None = Field(
+        None, description="tangent: random directions drawn at each training step (default 1)"
+    )
     weight: NonNegativeFloat | None = Field(
         None, description="weight rho of the penalty (default 1); 0 is plain backpropagation"
     )

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import AppliesTable, OptionError, choose, idle_options, refuse_options
-from ..objectives import schedules, weights
-from ..objectives.penalties import PENALTIES
+from ..objectives import schedules, tangents, weights
+from ..objectives.penalties import PENALTIES, Penalty
 from ..objectives.penalties import penalty as penalty_of
 from ..objectives.schedules import Schedule
+from ..objectives.tangents import NAMED_DIRECTIONS
 from .bptt import BPTT
 from .method import Method
 from .penalised import Penalised, PenaltyLike
@@ -33,6 +34,9 @@ WEIGHT_SCHEDULES = ("constant", "inverse-time", "exponential", "linear", "pretra
 APPLIES: AppliesTable = {
     "penalty": ("method", ("penalised",)),
     "penalty_on": ("method", ("penalised",)),
+    "penalty_per": ("method", ("penalised",)),
+    "tangent": ("penalty", ("tangent",)),
+    "tangent_directions": ("penalty", ("tangent",)),
     "weight": ("method", ("penalised",)),
     "weight_schedule": ("method", ("penalised",)),
     "weight_rate": ("weight_schedule", ("inverse-time", "exponential")),
@@ -51,6 +55,9 @@ def make(
     *,
     penalty: PenaltyLike | None = None,
     penalty_on: str | None = None,
+    penalty_per: str | None = None,
+    tangent: str | None = None,
+    tangent_directions: int | None = None,
     weight: float | None = None,
     weight_schedule: str | None = None,
     weight_rate: float | None = None,
@@ -70,6 +77,10 @@ def make(
             penalty is given and "bptt" if not.
         penalty: A name in `penalties.PENALTIES`, a Penalty, or a function of Costates.
         penalty_on: For several layers: "each" (the default), "top" or "whole", as in `Penalty.on`.
+        penalty_per: "sqrt-n": root mean squares in place of norms, as in `Penalty.per`.
+        tangent: For the penalty "tangent": the directions of the input, "random" signs (the
+            default) or "shifts" of images.
+        tangent_directions: For "random" ones: how many are drawn at each step, 1 by default.
         weight: rho, 1 by default. With a constant weight of 0 the method is plain BPTT.
         weight_schedule: "constant", "inverse-time" and "exponential" (with weight_rate), "linear"
             (to weight_end over `steps`), "pretrain" (0 after the steps of pretrain), or "steered"
@@ -88,6 +99,9 @@ def make(
     options: OptionValues = {
         "penalty": penalty,
         "penalty_on": penalty_on,
+        "penalty_per": penalty_per,
+        "tangent": tangent,
+        "tangent_directions": tangent_directions,
         "weight": weight,
         "weight_schedule": weight_schedule,
         "weight_rate": weight_rate,
@@ -113,6 +127,11 @@ def make(
     if penalty is None:
         raise OptionError(f"$method penalised needs a $penalty: {', '.join(PENALTIES)}.")
     G = penalty_of(penalty)
+    if penalty == "tangent":
+        G = _make_tangent(tangent or "random", tangent_directions)
+    if penalty_per is not None:
+        choose("unit of norms", penalty_per, ("sqrt-n",))
+        G = G.per("sqrt n")
     if penalty_on is not None and penalty_on != "each":
         G = G.on(penalty_on)
     rho = _make_weight(options, steps)
@@ -123,6 +142,18 @@ def make(
             "$pretrain minimises the penalty alone, but $weight 0 turns the penalty off."
         )
     return BPTT(segments)
+
+
+def _make_tangent(directions: str, K: int | None) -> Penalty:
+    """Return the tangent loss along directions of the input given by name."""
+    v = NAMED_DIRECTIONS[choose("direction of the tangent loss", directions, NAMED_DIRECTIONS)]
+    if v is None:
+        return tangents.tangent(K=K or 1)
+    if K is not None:
+        raise OptionError(
+            f"$tangent_directions does nothing with $tangent {directions}: it belongs to random."
+        )
+    return tangents.tangent(v)
 
 
 def method_name(method: str | None, penalty: object) -> str:
@@ -142,7 +173,12 @@ def defaults(method: str | None, penalty: object, weight: float | None) -> dict[
 
 def list_idle_options(method: str, options: OptionValues) -> list[str]:
     """Return a line for a message about each option that has no effect with this method."""
-    chosen = {"method": method, "weight_schedule": _schedule_name(options)}
+    penalty = options.get("penalty")
+    chosen = {
+        "method": method,
+        "penalty": penalty if isinstance(penalty, str) else "of your own",
+        "weight_schedule": _schedule_name(options),
+    }
     return idle_options(APPLIES, options, chosen)
 
 

@@ -23,6 +23,7 @@ from ..sweeps.wrappers import refuse_wrapper_around
 from .chain_calls import (
     attention_with_derivatives,
     call_map,
+    check_counts,
     largest_dropout,
     random_states,
     refuse_mixing,
@@ -76,7 +77,7 @@ class Chain(Net):
         super().__init__()
         output_function(output)  # refuses an unknown name
         self.output = output
-        self.shape = None if shape is None else tuple(shape)
+        self.shape = None if shape is None else tuple(check_counts("shape", shape))
         self.maps = nn.ModuleList(list_maps(maps))
         self.inputs = count_entries(self.maps, ("in_features", "inputs"))
         if self.shape is not None:
@@ -118,8 +119,7 @@ class Chain(Net):
         dense = functools.partial(Dense, bias=bias, dtype=dtype, device=device)
         maps: list[nn.Module] = []
         before = inputs
-        for width in widths:
-            check_positive(width=width)
+        for width in check_counts("widths", widths):
             maps.append(dense(before, width, activation))
             before = width
         maps.append(dense(before, outputs, "identity"))
@@ -157,15 +157,15 @@ class Chain(Net):
             >>> [list(x.shape[1:]) for x in cnn(torch.zeros(2, 1, 8, 8)).x]
             [[1, 8, 8], [8, 6, 6], [8, 3, 3], [72], [10]]
         """
-        if len(shape) != 3:
+        check_positive(outputs=outputs, size=size, pool=pool)
+        if len(check_counts("shape", shape)) != 3:
             raise InputError(
                 f"shape is that of an image, (channels, height, width); got {brief(shape)}."
             )
         dense = functools.partial(Dense, dtype=dtype, device=device)
         before, height, width = shape
         maps: list[nn.Module] = []
-        for count in channels:
-            check_positive(channels=count)
+        for count in check_counts("channels", channels):
             convolution = Conv(
                 before, count, size, activation=activation, dtype=dtype, device=device
             )
@@ -182,7 +182,7 @@ class Chain(Net):
             before = count
         maps.append(Flatten())
         entries = before * height * width
-        for units in widths:
+        for units in check_counts("widths", widths):
             maps.append(dense(entries, units, activation))
             entries = units
         maps.append(dense(entries, outputs, "identity"))
@@ -219,8 +219,7 @@ class Chain(Net):
         dense = functools.partial(Dense, dtype=dtype, device=device)
         encoder: list[Dense] = []
         before = inputs
-        for width in widths:
-            check_positive(width=width)
+        for width in check_counts("widths", widths):
             encoder.append(dense(before, width, activation))
             before = width
         if not encoder:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..errors import InputError, KindError, Unsupported, brief
+from ..errors import InputError, KindError, Unsupported, brief, whole_number
 from ..sweeps.torch_internals import change_count
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -21,6 +21,13 @@ DROPOUTS = (
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )
+
+
+def check_counts(name: str, values: object) -> list[int]:
+    """A list of positive integers, such as widths of layers; anything else is refused."""
+    if not isinstance(values, list | tuple | range):
+        raise KindError(f"{name} must be a list of positive integers; got {brief(values)}.")
+    return [whole_number(name, value) for value in values]
 
 
 def largest_dropout(modules: Iterable[nn.Module]) -> float:

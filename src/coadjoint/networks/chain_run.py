@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from ..errors import InputError, Unsupported
+from ..errors import InputError, KindError, Unsupported
 from ..objectives import losses
 from ..objectives.losses import LossLike
 from ..sweeps.costates import Axis, BaseCostates, stack_padded
@@ -91,6 +91,11 @@ class ChainRun:
     def states(self) -> Sequence[Tensor]:
         """x_0, ..., x_L, each [B, ...]."""
         return self.x
+
+    @property
+    def u(self) -> Tensor:
+        """The input x_0, [B, ...]; runs over time call theirs u as well."""
+        return self.x[0]
 
     @property
     def a(self) -> Tensor:
@@ -232,6 +237,8 @@ class ChainRun:
     def push_states(self, dx: Tensor) -> list[Tensor]:
         """The changes of x_1, ..., x_L for a change dx [B, ...] of the input."""
         dx = tensor_of("the direction dx", dx, self.x[0])
+        if not dx.is_floating_point():
+            raise KindError(f"the direction dx must hold real numbers; got {dx.dtype}.")
         if dx.shape != self.x[0].shape:
             raise InputError(
                 f"a direction of the input has its shape, {list(self.x[0].shape)}; "

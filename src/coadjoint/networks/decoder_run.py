@@ -233,7 +233,7 @@ class DecoderRun(HasLayout):
             create_graph,
             lambda layer, direction: ("encoder", 0, layer, direction),
         )
-        return Recorded([*encoder, decoder], value)
+        return Recorded([*encoder, decoder], value, self)
 
     def _layers_with_graph(self) -> list[Layer]:
         """The encoder's layers; they are run again if this run was made without gradients."""

@@ -24,6 +24,16 @@ WeightAndBias = tuple[Tensor, Tensor | None]
 InputWeights = tuple[WeightAndBias, WeightAndBias | None]  # of the base, and of the side if any
 
 
+def without_biases(input_weights: InputWeights | None) -> InputWeights | None:
+    """The same weights without biases: a change of the input drives the steps through R alone."""
+    if input_weights is None:
+        return None
+    (R, _), side = input_weights
+    if side is None:
+        return (R, None), None
+    return (R, None), (side[0], None)
+
+
 class EffectiveWeights:
     """The weights of a recurrence with structure, mask and the cell's own transformation applied.
 

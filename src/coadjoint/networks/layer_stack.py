@@ -20,6 +20,8 @@ from ..cells.activations import Activation
 from ..cells.cell import Cell
 from ..errors import InputError, KindError
 from ..sweeps.layout import Layout, check_like
+from ..sweeps.rows import Rows
+from .effective_weights import without_biases
 from .interface import check_positive
 from .layers import DIRECTIONS, DirectionRun, Layer, require_gradient
 from .readout import check_dropout, draw_dropout_mask
@@ -160,24 +162,49 @@ class Layers(nn.Module):
         layers: list[Layer] = []
         for index, recurrences in enumerate(self.by_layer):
             received = y
+            mask = None
             if index > 0 and self.dropout and self.training:
-                received = y * draw_dropout_mask(self.dropout, y.shape, y)
+                mask = draw_dropout_mask(self.dropout, y.shape, y)
+                received = y * mask
             directions: list[DirectionRun] = []
             visible: list[Tensor] = []
             # There is one recurrence, "forward", or a second one, "reverse".
             for recurrence, direction in zip(recurrences, DIRECTIONS, strict=False):
                 reverse = direction == "reverse"
                 read = rows.reverse_time(received) if reverse else received
-                run, drive, _ = recurrence.sweep(layout, read, next(starts))
+                run, drive, input_weights = recurrence.sweep(layout, read, next(starts))
                 h = recurrence.visible_state(run.x[rows.B :])
                 visible.append(rows.reverse_time(h) if reverse else h)
                 parts = [part for part in drive if part is not None]
-                directions.append(DirectionRun(run, parts, recurrence.hidden, reverse))
+                direction_run = DirectionRun(
+                    run, parts, recurrence.hidden, reverse, input_weights=input_weights
+                )
+                directions.append(direction_run)
             is_residual = self.residual and index > 0
             h = torch.cat(visible, 1)
             y = h + y if is_residual else h
-            layers.append(Layer(directions, y, is_residual))
+            layers.append(Layer(directions, y, is_residual, mask))
         return layers
+
+    def push(self, rows: Rows, layers: Sequence[Layer], du: Tensor) -> tuple[Tensor, Tensor]:
+        """The changes of y^L and of `top_at_end` along a change du [N, inputs] of the inputs."""
+        dy = du
+        at_end: list[Tensor] = []
+        for recurrences, layer in zip(self.by_layer, layers, strict=True):
+            received = dy if layer.mask is None else dy * layer.mask
+            visible: list[Tensor] = []
+            last: list[Tensor] = []
+            for recurrence, direction in zip(recurrences, layer.directions, strict=True):
+                read = rows.reverse_time(received) if direction.reverse else received
+                drive = recurrence.drive(read, without_biases(direction.input_weights))
+                dx = direction.run.push(*drive)
+                dh = recurrence.visible_state(dx[rows.B :])
+                visible.append(rows.reverse_time(dh) if direction.reverse else dh)
+                last.append(recurrence.visible_state(rows.last(dx)))
+            dh = torch.cat(visible, 1)
+            dy = dh + dy if layer.residual else dh
+            at_end.append(torch.cat(last, 1))
+        return dy, functools.reduce(torch.add, at_end) if self.residual else at_end[-1]
 
     def last_visible_states(self, layers: Sequence[Layer]) -> list[Tensor]:
         """The visible state of each layer after the last step of each of its directions.

@@ -28,6 +28,7 @@ from ..sweeps.layout import Layout
 from ..sweeps.rows import NO_EXPONENT, Rows, exponent, scale
 from ..sweeps.run import CostateRows, RunView, SweepRun
 from ..sweeps.torch_internals import innermost_transform
+from .effective_weights import InputWeights
 from .scaled_sources import ScaledSource, costate_from_sources, steps_to_states
 
 DIRECTIONS = ("forward", "reverse")
@@ -58,6 +59,7 @@ class DirectionRun:
     reverse: bool
     project: Tensor | None = None  # of an LSTM with projections
     mask: Tensor | None = None  # of recurrent dropout, [B, d]
+    input_weights: InputWeights | None = None  # those that made the drive; None: a step function
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,7 @@ class Layer:
     directions: list[DirectionRun]
     y: Tensor  # the output in step rows: visible states, plus the output below if residual
     residual: bool = False
+    mask: Tensor | None = None  # the dropout mask of what the layer receives
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +145,10 @@ class Recorded(Sequence[Costates]):
         (torch.Size([6, 2, 4]), torch.Size([6, 2, 8]))
     """
 
-    def __init__(self, items: Sequence[Costates], loss: Tensor) -> None:
+    def __init__(self, items: Sequence[Costates], loss: Tensor, run: object = None) -> None:
         self.items = tuple(items)
         self.loss = loss
+        self.run = run  # of the whole network, if there is one
 
     @overload
     def __getitem__(self, i: int) -> Costates: ...
@@ -152,7 +156,7 @@ class Recorded(Sequence[Costates]):
     def __getitem__(self, i: slice) -> Recorded: ...
     def __getitem__(self, i: int | slice) -> Costates | Recorded:
         if isinstance(i, slice):
-            return Recorded(self.items[i], self.loss)
+            return Recorded(self.items[i], self.loss, self.run)
         return self.items[i]
 
     def __len__(self) -> int:
@@ -163,7 +167,7 @@ class Recorded(Sequence[Costates]):
 
     def detach(self) -> Recorded:
         """The same costates without their graph."""
-        return Recorded([lam.detach() for lam in self.items], self.loss.detach())
+        return Recorded([lam.detach() for lam in self.items], self.loss.detach(), self.run)
 
     def select(self, **where: object) -> Recorded:
         """The costates of module=, call=, layer=, direction= ("forward" or "reverse").
@@ -183,7 +187,7 @@ class Recorded(Sequence[Costates]):
         if not matching:
             places = "; ".join(map(describe_place, self))
             raise InputError(f"no costates match {where}; recorded: {places}.")
-        return Recorded(matching, self.loss)
+        return Recorded(matching, self.loss, self.run)
 
     @property
     def layers(self) -> Sequence[Costates]:

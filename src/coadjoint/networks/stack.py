@@ -22,11 +22,13 @@ from torch import Tensor
 
 from ..cells.activations import Activation
 from ..errors import InputError
+from ..objectives import losses
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import RecurrenceRun
 from ..sweeps.engines import Choice
-from ..sweeps.layout import Layout, lay_out
+from ..sweeps.layout import Layout, check_dense, lay_out
+from ..sweeps.torch_internals import forward_mode
 from ..sweeps.wrappers import refuse_wrapper_around
 from .interface import check_positive
 from .judge import RunOutputs
@@ -41,7 +43,7 @@ from .layers import (
     pull_back,
     refuse_transforms,
 )
-from .readout import DROPOUT_MASK, Readout, check_dropout
+from .readout import DROPOUT_MASK, Extra, Readout, check_dropout
 from .recurrence import Recurrence
 
 if TYPE_CHECKING:
@@ -82,6 +84,9 @@ class StackRun(RunOutputs):
     recorded_layers: list[Layer]
     readout_input: Tensor  # y^L in rows: of all steps, or after the last step of each direction
     a_rows: Tensor
+    V: Tensor  # the readout's weights in this run, which stay when the network is trained on
+    extra: Extra
+    input_mask: Tensor | None = None  # the dropout mask of the inputs, [N, inputs]
 
     def __repr__(self) -> str:
         rows = self.layout.rows
@@ -165,7 +170,43 @@ class StackRun(RunOutputs):
             create_graph,
             lambda layer, direction: ("", 0, layer, direction),
         )
-        return Recorded(costates, value)
+        return Recorded(costates, value, self)
+
+    def push(self, du: Tensor) -> Tensor:
+        """DF(u) du, the change of y_hat along a change du of the inputs, shaped like y_hat.
+
+        Differentiable. du has the shape of u. It changes, one after the other, the layers' states,
+        the readout's features z, its pre-outputs a = V z + D u + b_o and y_hat = phi(a).
+        """
+        if check_dense("the direction du", du).shape != self.u.shape:
+            raise InputError(
+                f"the direction du has shape {list(du.shape)}; expected the shape of u, "
+                f"{list(self.u.shape)}."
+            )
+        net = self.network
+        rows = self.layout.rows
+        du_rows = self.layout.flat(du)
+        if self.input_mask is not None:
+            du_rows = du_rows * self.input_mask
+        dy, dy_at_end = net.layers.push(rows, self.recorded_layers, du_rows)
+        dh = dy if net.reads_all_steps else dy_at_end
+
+        def features(h: Tensor) -> Tensor:
+            """What V multiplies, from the readout's input."""
+            return net.readout_features(rows, h, self.extra)
+
+        if net.is_linear:  # then features(h + dh) = features(h) + features(dh)
+            dz = features(dh)
+        else:
+            with forward_mode():
+                dz = torch.func.jvp(features, (self.readout_input,), (dh,))[1]
+        da = dz @ self.V.T
+        if "D" in self.extra:
+            da = da + net.at_outputs(rows, du_rows) @ self.extra["D"].T
+        phi = losses.output_function(net.output)
+        with forward_mode():
+            dy_hat = torch.func.jvp(phi, (self.a_rows,), (da,))[1]
+        return self._from_rows(dy_hat)
 
 
 class Stack(Readout):
@@ -312,5 +353,6 @@ class Stack(Readout):
         extra = self.extra_weights()
         if readout_mask is not None:
             extra[DROPOUT_MASK] = readout_mask
-        a_rows = self.pre_outputs(layout.rows, readout_input, self.V, self.b_o, u_rows, extra)
-        return StackRun(layout, self, u_rows, layers, readout_input, a_rows)
+        V = self.V
+        a_rows = self.pre_outputs(layout.rows, readout_input, V, self.b_o, u_rows, extra)
+        return StackRun(layout, self, u_rows, layers, readout_input, a_rows, V, extra, input_mask)

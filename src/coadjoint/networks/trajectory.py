@@ -19,7 +19,7 @@ from ..objectives.losses import LossLike
 from ..sweeps.costates import Costates, RecurrenceRun
 from ..sweeps.layout import check_dense, tensor_of
 from ..sweeps.torch_internals import forward_mode, forward_mode_is_on, innermost_transform
-from .effective_weights import InputWeights
+from .effective_weights import InputWeights, without_biases
 from .judge import RunOutputs
 from .readout import Extra
 
@@ -230,13 +230,3 @@ class Trajectory(RecurrenceRun, RunOutputs):
         with forward_mode():
             dy_hat = torch.func.jvp(phi, (self.a_rows,), (da,))[1]
         return self._from_rows(dy_hat)
-
-
-def without_biases(input_weights: InputWeights | None) -> InputWeights | None:
-    """The same weights without biases: a change of the input drives the steps through R alone."""
-    if input_weights is None:
-        return None
-    (R, _), side = input_weights
-    if side is None:
-        return (R, None), None
-    return (R, None), (side[0], None)

@@ -21,6 +21,11 @@ frame       one layer in one direction: its formula, weights and rows
 layer_norm  the step with layer normalisation
 recording   record: the costates of every module inside a model
 captured    modules as CUDA graphs
+
+recorded_outputs  record(at=): the outputs of any submodules of any model
+output_costates   their costates, from piece to piece of the model
+marks             nodes in torch's graph between the pieces
+submodules        patterns over the names of submodules
 """
 
 from __future__ import annotations
@@ -28,6 +33,8 @@ from __future__ import annotations
 from ..errors import renamed_attributes
 from .cells import GRUCell, LSTMCell, RNNCell
 from .modules import GRU, LSTM, RNN, replace
+from .output_costates import OutputCostates
+from .recorded_outputs import OutputTape
 from .recording import Tape, record
 from .rnn_module import RNNModule
 
@@ -37,6 +44,8 @@ __all__ = [
     "RNN",
     "GRUCell",
     "LSTMCell",
+    "OutputCostates",
+    "OutputTape",
     "RNNCell",
     "RNNModule",
     "Tape",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import overload
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,8 @@ from ..sweeps.costates import Costates
 from ..sweeps.layout import Layout
 from ..sweeps.torch_internals import is_compiled
 from ..sweeps.wrappers import refuse_wrappers_between
+from .recorded_outputs import OutputTape
+from .submodules import Places
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,9 +195,49 @@ class Tape:
         return penalty(G)(self.costates(loss))
 
 
-def record(module: nn.Module) -> Tape:
+@overload
+def record(module: nn.Module) -> Tape: ...
+@overload
+def record(
+    module: nn.Module, at: Places, *, output: int | str | None = None, axis: int = 0
+) -> OutputTape: ...
+def record(
+    module: nn.Module,
+    at: Places | None = None,
+    *,
+    output: int | str | None = None,
+    axis: int = 0,
+) -> Tape | OutputTape:
     """Record the calls of every co.nn.RNN, LSTM and GRU inside `module`, as a context manager.
 
+    With `at`, record the outputs of any submodules of any model instead: transformers, models with
+    skip connections, or with a forward of their own. Then
+
+    at      names of submodules: "blocks.*" is blocks.0, blocks.1, ..., but not blocks.0.attn (`*`
+            does not cross a dot; `**` does); a list of such patterns; or the modules themselves
+    output  which one to record if a module returns several tensors: a number or a key
+    axis    of the samples in all recorded outputs: 0, or 1 for time-major models
+
+    and `tape.costates(loss)` is one co.nn.OutputCostates over all outputs in the order of the
+    calls. Its `lam.at(i)` is the whole derivative of each sample's loss by the i-th output, through
+    later outputs and around them, kept as a mantissa and a power of two, so that it neither
+    vanishes nor overflows from one recorded output to the next. Refused by name: patterns
+    that match nothing, batch normalisation in training mode, reentrant checkpoints, torch.compile,
+    modules that return several tensors without `output`. Changes in place after a recorded output
+    do no harm, since the model goes on with a copy.
+
+    >>> import torch
+    >>> import coadjoint as co
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    >>> with co.record(model, at="*") as tape:
+    ...     y = model(torch.randn(5, 2))
+    >>> lam = tape.costates(y[:, 0])  # of the loss L = y
+    >>> lam.names, [list(lam.at(i).shape) for i in range(3)]
+    (['0', '1', '2'], [[5, 3], [5, 3], [5, 1]])
+    >>> torch.allclose(lam.at(1), model[2].weight)
+    True
+
+    Without `at`, each module of co.nn is a stack of recurrences with costates over time.
     Of the loss ||h_T||^2 / 2 the last costate is lam_T = h_T:
 
     >>> import torch
@@ -210,6 +253,10 @@ def record(module: nn.Module) -> Tape:
     """
     if not isinstance(module, nn.Module):
         raise KindError(f"record expects a torch.nn.Module; got {type(module).__name__}.")
+    if at is not None:
+        return OutputTape(module, at, output, axis)
+    if output is not None or axis != 0:
+        raise InputError("output= and axis= belong to at=: co.record(model, at='blocks.*').")
     for inner in module.modules():
         if is_compiled(inner) and any(map(is_recordable, inner.modules())):
             raise Unsupported(
@@ -229,7 +276,8 @@ def record(module: nn.Module) -> Tape:
                 "co.nn.replace(model) puts them in."
             )
         raise InputError(
-            f"there is no co.nn.RNN, LSTM or GRU inside {type(module).__name__}.{hint}"
+            f"there is no co.nn.RNN, LSTM or GRU inside {type(module).__name__}.{hint} "
+            "Other modules are recorded by their names: co.record(model, at='blocks.*')."
         )
     return Tape(names)
 

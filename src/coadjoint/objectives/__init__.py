@@ -8,6 +8,8 @@ batch         sequences, targets, lengths, masks and weights of samples
 losses        L(a, y) with the output function folded in, and users' own L(y_hat, y)
 penalty_type  Penalty: a function of costates with a name; sums and multiples of them
 penalties     G({lam_t}): the penalties that come with the package
+tangents      the tangent loss: how outputs change along directions of the input
+root_mean_squares  costates per sqrt(n), for layers of different widths
 draws         random signs for penalties that draw directions
 schedules     a number as a function of the step: rho, or a factor on an optimiser's step size
 weights       rho steered by the decay of costates

@@ -2,7 +2,8 @@
 
 Every penalty states its formula, whether it sums or averages, and its range of t. Norms are
 Euclidean over all slots of the state, T is the sample's own length, and lam_0, the costate of the
-initial state, is left out unless the formula says otherwise. Logarithmic penalties leave out
+initial state, is left out unless the formula says otherwise (of outputs recorded by co.record(at=)
+none is left out: their lam_0 is that of an output like the others). Logarithmic penalties leave out
 costates that are exactly zero (count them with `costates.zeros()`).
 
 Derivatives where something is exactly zero: squares of norms have their true derivatives, first and
@@ -32,8 +33,7 @@ from torch import Tensor
 
 from ..cells.transport import remembers_origin
 from ..errors import KindError, Unsupported, brief, check_seed, real, renamed_attributes
-from ..sweeps.costates import BaseCostates, Costates, keep_where_zero, norm
-from ..sweeps.layout import check_dense
+from ..sweeps.costates import TIME, BaseCostates, Costates, keep_where_zero, norm
 from ..sweeps.rows import scale
 from .draws import random_signs
 
@@ -47,12 +47,16 @@ from .schedules import exponential as exponential
 from .schedules import inverse_time as inverse_time
 from .schedules import linear as linear
 from .schedules import pretrain as pretrain
+from .tangents import output_change as output_change
+from .tangents import shifts as shifts
+from .tangents import tangent as tangent
+from .tangents import tangent_loss as tangent_loss
 from .weights import Steered as Steered
 
 
 def existing_steps(lam: BaseCostates) -> Tensor | None:
     """Whether a sample has the costate lam_t, t = 1..T: [T, B] booleans; None if all do."""
-    return None if lam.uniform else lam.mask[1:]
+    return None if lam.uniform else lam.mask[lam.first :]
 
 
 def masked_mean(values: Tensor, on: Tensor | None) -> Tensor:
@@ -80,7 +84,7 @@ def masked_variance(values: Tensor, on: Tensor | None) -> Tensor:
 @register("squared-norm")
 def squared_norm(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of ||lam_t||^2"""
-    return masked_mean(lam.squared_norms()[1:], existing_steps(lam))
+    return masked_mean(lam.squared_norms()[lam.first :], existing_steps(lam))
 
 
 @register("variance")
@@ -88,13 +92,13 @@ def variance(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||lam_t|| - mean_s ||lam_s||)^2.  Johnston & Patel (2021); their
     published code sums over t.
     """
-    return masked_variance(lam.norms()[1:], existing_steps(lam))
+    return masked_variance(lam.norms()[lam.first :], existing_steps(lam))
 
 
 @register("variance-l1")
 def variance_l1(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||lam_t||_1 - mean_s ||lam_s||_1)^2.  Johnston & Patel (2021)"""
-    return masked_variance(lam.norms(1)[1:], existing_steps(lam))
+    return masked_variance(lam.norms(1)[lam.first :], existing_steps(lam))
 
 
 @register("log-ratio")
@@ -102,7 +106,7 @@ def log_ratio(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)^2, natural logarithm; 0 if
     T < 2
     """
-    r = lam.log_ratios()[1:]  # float64; NaN where one of the two is zero or missing
+    r = lam.log_ratios()[lam.first :]  # float64; NaN where one of the two is zero or missing
     on = None if lam.complete else ~r.isnan()  # complete: there is no NaN to look for
     return masked_mean(r.square(), on).to(lam.loss.dtype)
 
@@ -112,7 +116,7 @@ def ratio(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T-1 of (||lam_t|| / ||lam_{t+1}|| - 1)^2; pairs with a zero norm are left
     out. The published code of Johnston & Patel calls it Pascanu's; Pascanu's own is `omega`.
     """
-    r = lam.log_ratios()[1:]  # float64; NaN where one of the two is zero or missing
+    r = lam.log_ratios()[lam.first :]  # float64; NaN where one of the two is zero or missing
     on = ~r.isnan()
     off_one = torch.where(on, r, 0).exp() - 1
     return masked_mean(off_one.square(), on).to(lam.loss.dtype)
@@ -121,7 +125,9 @@ def ratio(lam: BaseCostates) -> Tensor:
 @register("log-variance")
 def log_variance(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (log ||lam_t|| - mean_s log ||lam_s||)^2"""
-    return masked_variance(lam.log_norms()[1:], lam.nonzero[1:]).to(lam.loss.dtype)
+    return masked_variance(lam.log_norms()[lam.first :], lam.nonzero[lam.first :]).to(
+        lam.loss.dtype
+    )
 
 
 @register("end-points")
@@ -129,7 +135,7 @@ def end_points(lam: BaseCostates) -> Tensor:
     """(||lam_1|| - ||lam_T||)^2.  Johnston & Patel's code"""
     norms = lam.norms()
     at_end = norms.gather(0, lam.last[None])[0]  # at each sample's own T
-    return (norms[1] - at_end).square()
+    return (norms[lam.first] - at_end).square()
 
 
 @register("share-variance")
@@ -137,13 +143,13 @@ def share_variance(lam: BaseCostates) -> Tensor:
     """sum over t = 1..T of (||lam_t|| / sum_s ||lam_s|| - 1/T)^2, from log-norms, so that it holds
     at any scale; 0 if all are zero
     """
-    is_nonzero = lam.nonzero[1:]
-    logs = torch.where(is_nonzero, lam.log_norms()[1:], -math.inf)  # -inf: a share of 0
+    is_nonzero = lam.nonzero[lam.first :]
+    logs = torch.where(is_nonzero, lam.log_norms()[lam.first :], -math.inf)  # -inf: a share of 0
     any_nonzero = is_nonzero.any(0)
     # A column of -inf alone would make softmax NaN, and its slopes with it.
     share = torch.softmax(torch.where(any_nonzero, logs, 0), 0)  # ||lam_t|| / sum_s ||lam_s||
-    even = 1 / lam.last  # 1/T, T being the sample's own
-    squares = torch.where(lam.mask[1:], (share - even).square(), 0)
+    even = 1 / (lam.last + 1 - lam.first)  # 1/T, T being the sample's own
+    squares = torch.where(lam.mask[lam.first :], (share - even).square(), 0)
     return torch.where(any_nonzero, squares.sum(0), 0).to(lam.loss.dtype)
 
 
@@ -209,6 +215,11 @@ def omega_published(lam: BaseCostates) -> Tensor:
     gradient); steps with ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and samples is
     divided by the number of steps left: one value for the batch, given to every sample.
     """
+    if lam.axis is not TIME or getattr(lam, "per", None) is not None:
+        raise Unsupported(
+            "penalty 'omega-published' is that of published code: it differentiates with respect "
+            f"to one W shared by all steps {TIME.through}. Use 'omega'."
+        )
     # the run of a cell that is a formula; a step function has none
     run = None if lam.sweep is None else lam.sweep.formula
     if run is None or run.W is None or not isinstance(lam, Costates):
@@ -241,9 +252,10 @@ def isometry(seed: int = 0) -> Penalty:
 
     def value(lam: BaseCostates) -> Tensor:
         """The mean over steps of (log ||J' r|| - log ||r||)^2, [B]."""
-        counts = torch.tensor(lam.entry_counts[1:], device=lam.loss.device)
+        widths = lam.entry_counts[1:]
+        counts = torch.tensor(widths, device=lam.loss.device)
         L, B = lam.exponent[1:].shape
-        r = random_signs(seed, L, B, int(counts.max()), lam.loss)
+        r = random_signs(seed, L, B, max(widths, default=1), lam.loss)
         size = norm(lam.pull_directions(r))  # [L, B]
         on = lam.mask[1:] & (size.detach() > 0)
         log_size = torch.log(torch.where(on, size, 1).double())
@@ -287,26 +299,6 @@ def network_run(lam: BaseCostates, name: str) -> Any:
 
 
 @remembers_origin
-def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
-    """sum over outputs (and steps) of (DF(u) v - beta)^2: the change of y_hat along the input
-    direction v [T, B, inputs] should be beta.  The tangent loss of Simard et al. (1992), as in
-    Caterini's framework (section 3).
-    """
-    check_dense("the direction v", v)
-
-    def value(lam: BaseCostates) -> Tensor:
-        """Sum of (DF(u) v - beta)^2 over outputs, and over steps if each has outputs: [B]."""
-        change: Tensor = network_run(lam, "tangent").push(v) - beta  # [B, outputs] or [T, B, ...]
-        if change.dim() == 2:
-            return change.square().sum([1])
-        # steps after a sample's end do not count
-        change = torch.where(lam.mask[1:, :, None], change, 0)
-        return change.square().sum([0, 2])
-
-    return Penalty("tangent", value, tangent.__doc__)
-
-
-@remembers_origin
 def of_output(G: PenaltyLike = "variance") -> Penalty:
     """mean over outputs k of G applied to d y_hat_k / dx_t instead of dL/dx_t; y_hat is that of the
     sample's last step.
@@ -324,7 +316,7 @@ def of_output(G: PenaltyLike = "variance") -> Penalty:
         values = []
         for k in range(outputs):
             of_output_k = run.costates(lambda y_hat, k=k: y_hat[:, k], mask=at_end)
-            values.append(inner(of_output_k))
+            values.append(inner(lam.of(of_output_k)))
         return functools.reduce(torch.add, values) / outputs
 
     return Penalty(f"{inner.name} of the output", value, of_output.__doc__)
@@ -345,7 +337,9 @@ def log_decay(lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> T
         raise KindError(f"log_decay takes Costates, or those of several layers; got {brief(lam)}.")
     decays = []
     for layer in layers:
-        r = layer.log_ratios()[1:].detach()  # NaN where one of the two is zero or missing
+        r = layer.log_ratios()[
+            layer.first :
+        ].detach()  # NaN where one of the two is zero or missing
         on = ~r.isnan()
         decays.append(torch.where(on.any(0), masked_mean(r, on).abs(), math.nan))
     return decays[0] if len(decays) == 1 else torch.stack(decays).nanmean(0)

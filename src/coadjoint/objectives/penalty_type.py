@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..cells.transport import Portable, remembers_origin
-from ..errors import InputError, KindError, brief, choose, real
+from ..errors import InputError, KindError, Unsupported, brief, choose, real
 from ..sweeps.costates import BaseCostates
 
 # The properties of a run by which the costates of several layers are told apart.
@@ -135,6 +135,33 @@ class Penalty(Portable):
         return Penalty(f"{self.name} on {', '.join(words)}", value, joint=True, draws=self.draws)
 
     @remembers_origin
+    def per(self, unit: str = "sqrt n") -> Penalty:
+        """The same penalty of lam_i / sqrt(n_i), n_i the number of entries of state i.
+
+        Norms become root mean squares, so that layers of different widths can be compared: without
+        it, a costate that is handed to a wider layer reads as one that grows. Over time all n_i are
+        the same, and only constants change.
+        """
+        choose("unit", unit, ("sqrt n",))
+        if self.name in WITHOUT_NORMS:
+            raise Unsupported(
+                f"penalty '{self.name}' cannot be taken per {unit}: it {WITHOUT_NORMS[self.name]}."
+            )
+
+        def value(lam: BaseCostates | LayeredCostates) -> Tensor:
+            """The penalty on lam_i / sqrt(n_i)."""
+            # that module imports this one
+            from .root_mean_squares import LayeredRootMeanSquares, RootMeanSquares
+
+            if isinstance(lam, BaseCostates):
+                return self(RootMeanSquares(lam))
+            if isinstance(lam, list | tuple):
+                return self([RootMeanSquares(layer) for layer in lam])
+            return self(LayeredRootMeanSquares(lam))
+
+        return Penalty(f"{self.name} per {unit}", value, joint=True, draws=self.draws)
+
+    @remembers_origin
     def __add__(self, other: PenaltyLike) -> Penalty:
         """The sum; it is joint, so that each term chooses its own layers."""
         right = penalty(other)
@@ -161,6 +188,11 @@ class Penalty(Portable):
         return f"<penalty {self.name}>"
 
 
+# Penalties that do not depend on norms of states or costates, and why.
+WITHOUT_NORMS = {
+    "omega-published": "is that of published code, for one W shared by all steps; use 'omega'",
+    "tangent": "has no norms of states",
+}
 Penalty.__doc__ = Penalty._class_docstring
 PenaltyLike = str | Penalty | Callable[[BaseCostates], Tensor]
 PENALTIES: dict[str, Penalty] = {}

@@ -115,6 +115,7 @@ class BaseCostates(ABC):
     loss: Tensor  # [B]
     trajectory: StatesRun  # the run they belong to
     axis: Axis = TIME
+    first: int = 1  # where penalties begin: lam_0 is that of the input or the initial state
     sweep: SweepRun | None = None  # the recurrence's run, if the network is one
 
     @property
@@ -155,6 +156,10 @@ class BaseCostates(ABC):
         mantissa = self.mantissa_at(i)
         entry_axes = mantissa.dim() - 1  # a sample's entries have one exponent in common
         return scale(mantissa, self.exponent[i].reshape(-1, *(1,) * entry_axes))
+
+    def of(self, other: BaseCostates) -> BaseCostates:
+        """Other costates of the same run in the coordinates of these: here, as they are."""
+        return other
 
     @property
     def layers(self) -> Sequence[BaseCostates]:

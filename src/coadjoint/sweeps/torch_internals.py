@@ -167,6 +167,11 @@ def unflatten(flat: Tensor, like: Iterable[Tensor]) -> tuple[Tensor, ...]:
 # autograd
 
 
+def backward_is_running() -> bool:
+    """Are we inside a backward pass, called by torch's engine in this thread?"""
+    return torch._C._current_graph_task_id() != -1
+
+
 def will_run(node: Node) -> bool:
     """Inside a backward pass: does it lead through this node?
 
