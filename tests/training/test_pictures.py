@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coadjoint as co
+from coadjoint.tasks.data import Data
 from coadjoint.training import json_rows, schemas
 from coadjoint.training.pictures import make_pictures, scale_down, value_range
 from coadjoint.training.validation import collect_pictures
@@ -124,7 +125,7 @@ def test_files_of_images_are_drawn_in_their_own_units(tmp_path):
     x[..., 0, 0] = 0
     x[..., 0, 1] = 255
     np.savez(tmp_path / "images.npz", x=x, y=np.arange(40) % 2)
-    task = co.Data.read(tmp_path / "images.npz", rows="samples")
+    task = Data.read(tmp_path / "images.npz", rows="samples", kind="classify")
     found = pictures_of(task)
     assert found["size"] == [3, 5, 4]
     assert found["range"] == pytest.approx([0, 255], abs=1e-3)

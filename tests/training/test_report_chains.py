@@ -89,16 +89,22 @@ def test_norms_of_a_resumed_run_are_the_later_ones(tmp_path):
     assert page_of(tmp_path).figures["norms-0"]["cells"][-1][0] == 5
 
 
-def test_names_of_parameters_of_own_maps_are_kept(tmp_path):
+def test_parameters_of_own_maps_share_a_heatmap_by_their_last_name(tmp_path):
     write_chain(tmp_path)
     rows = read.read_rows(tmp_path / "metrics.jsonl")
     for row in rows:
         if row["kind"] == "probe":
-            row["gradients"] |= {"maps.3.attention.weight": 2.0, "scale": 0.5, "maps.x.W": 1}
+            row["gradients"] |= {"maps.3.inner.W": 3.0, "maps.3.W": 4.0, "maps.1.0.weight": 10.0}
+            row["gradients"] |= {"scale": 0.5, "maps.x.W": 1, "maps.99999.W": 1}
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     figures = page_of(tmp_path).figures
-    assert figures["norms-2"]["title"] == "Gradient of attention.weight by layer"
-    assert [series["name"] for series in figures["norms"]["series"]] == ["scale", "maps.x.W"]
+    assert figures["norms-0"]["cells"][0][3] == pytest.approx(math.log10(5), abs=1e-3)
+    weight = figures["norms-2"]
+    assert weight["title"] == "Gradient of weight by layer"
+    assert weight["t"] == list(range(1, 31))
+    assert weight["cells"][0] == [None, 1, *([None] * 28)]
+    names = [series["name"] for series in figures["norms"]["series"]]
+    assert names == ["scale", "maps.x.W", "maps.99999.W"]
 
 
 def test_a_layer_without_parameters_is_blank(tmp_path):

@@ -316,8 +316,8 @@ class Data(Collection):
         mean, std = (torch.from_numpy(scale).to(a.dtype) for scale in d.target_scale())
         return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
 
-    def pixels(self, values: Tensor) -> Tensor | None:
-        """Return inputs, targets or outputs as images in the units of the file, as `Task.pixels`.
+    def as_images(self, values: Tensor) -> Tensor | None:
+        """Return inputs, targets or outputs as images in the units of the file, as `Task.as_images`.
 
         An array [height, width] is an image of one channel. None for other samples, and for those
         with missing values.

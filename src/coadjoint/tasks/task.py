@@ -19,6 +19,7 @@ from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 
 LARGEST_BATCH = 100_000  # time steps of a held-out batch, padding included
+MOST_NUMBERS = 100  # shown of one target
 ENTRIES_PER_STEP = 100  # of a sample without time: as many entries count as one time step
 
 # Scores by name as (total, count): a metric is the sum of totals over the sum of counts.
@@ -126,7 +127,7 @@ class Task:
             return pairs_of_text(list_true, y > 0.5, a > 0)
         return pairs_of_text(list_numbers, y, a)
 
-    def pixels(self, values: Tensor) -> Tensor | None:
+    def as_images(self, values: Tensor) -> Tensor | None:
         """Return inputs, targets or outputs [B, ...] as images [B, channels, height, width].
 
         None if the samples of this task are no images: they have neither an `image_shape` nor three
@@ -157,8 +158,10 @@ def list_true(on: Tensor) -> str:
 
 
 def list_numbers(values: Tensor) -> str:
-    """Return numbers as text, with four digits each."""
-    return " ".join(f"{x:.4g}" for x in values.reshape(-1).tolist())
+    """Return numbers as text, with four digits each; of very many, the first MOST_NUMBERS."""
+    numbers = values.reshape(-1)
+    text = " ".join(f"{x:.4g}" for x in numbers[:MOST_NUMBERS].tolist())
+    return text if len(numbers) <= MOST_NUMBERS else f"{text} … ({len(numbers):,} numbers)"
 
 
 def count_right(correct: Tensor) -> tuple[float, float]:

@@ -26,14 +26,14 @@ def make_pictures(task: Task, batch: Batch, outputs: Tensor, k: int) -> JsonObje
     black and white; "rows" of {"label", "images"}, an image as whole numbers 0..255 in the order of
     its channels, rows and columns; and "scaled_from", [height, width], if images were larger.
     """
-    inputs = task.pixels(batch.u[:k].detach().cpu())
+    inputs = task.as_images(batch.u[:k].detach().cpu())
     if inputs is None:
         return None
     drawn = {"input": inputs}
     is_restored = task.output == "identity" and batch.y[0].numel() == inputs[0].numel()
     if is_restored:
-        target = task.pixels(batch.y[:k].detach().cpu())
-        output = task.pixels(outputs[:k].detach().cpu())
+        target = task.as_images(batch.y[:k].detach().cpu())
+        output = task.as_images(outputs[:k].detach().cpu())
         assert target is not None
         assert output is not None
         is_noisy = not torch.equal(inputs, target)
@@ -62,6 +62,8 @@ def make_pictures(task: Task, batch: Batch, outputs: Tensor, k: int) -> JsonObje
 def value_range(pixels: Tensor) -> tuple[float, float]:
     """The least and the greatest value, with 6 digits; the greatest is larger in any case."""
     low, high = (float(f"{x:.6g}") for x in pixels.aminmax())
+    if abs(low) < 1e-6 * high:  # rounding, of a 0 that was scaled and scaled back
+        low = 0.0
     return low, high if high > low else low + 1
 
 

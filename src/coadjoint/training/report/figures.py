@@ -221,6 +221,7 @@ class HeatMap:
     probes: Sequence[Probe]
     extras: Row = field(default_factory=dict)
     blank: str = "zero or not finite"  # what a cell without a colour is
+    columns: Sequence[float] = ()  # times that have a column even if no probe has them
 
     def figure(self) -> PageFigure:
         """The figure, or why it is empty.
@@ -233,7 +234,7 @@ class HeatMap:
         if not np.isfinite(values).any():
             empty = "No probes with these values were recorded."
             return PageFigure("heat", self.id, self.title, self.about, empty, data=self.extras)
-        times = np.unique(np.concatenate([probe.t for probe in aligned]))
+        times = np.unique(np.concatenate([np.array(self.columns), *(p.t for p in aligned)]))
         columns = np.array_split(times, min(HEAT_COLUMNS, len(times)))
         starts = np.array([column[0] for column in columns])
         bands = np.array_split(np.arange(len(aligned)), min(HEAT_ROWS, len(aligned)))

@@ -34,7 +34,7 @@ MAX_FILE_BYTES = 200_000_000  # of a file that is read at once
 MAX_LINE_BYTES = 4 << 20  # of a line of a file that is read line by line
 NOT_METRICS = ("kind", "split", "step", "sequences")
 PROBED = ("t", "log10_costates", "temporal")
-MAP_PARAMETER = re.compile(r"maps\.(\d{1,6})\.(.+)")
+MAP_PARAMETER = re.compile(r"maps\.(\d{1,4})\.(.+)")
 MAX_LAYER_NORMS = 20_000  # parameters of maps: a damaged file must not fill the memory
 MAX_NORM_CURVES = 8  # of a chain: with more parameters they are kept by layer
 
@@ -316,21 +316,29 @@ def is_of_layers(probe: Row) -> bool:
 def take_layer_norms(layer_norms: LayerNorms, step: float, norms: Row) -> Row:
     """Add the norms of maps, "maps.3.W", to `layer_norms`; return the others.
 
-    Map k leads to layer k + 1. A resumed run may write a step twice: the later value is later in
-    the columns.
+    Map k leads to layer k + 1. Parameters of a map with the same last name count together. A
+    resumed run may write a step twice: the later value is later in the columns.
     """
     others = {}
+    joint: dict[tuple[str, int], float] = {}
     for name, norm in norms.items():
         match = MAP_PARAMETER.fullmatch(name)
         if match is None:
             others[name] = norm
             continue
-        columns = layer_norms.setdefault(clean(match[2]), {})
-        layer = int(match[1]) + 1
-        if layer in columns or sum(map(len, layer_norms.values())) < MAX_LAYER_NORMS:
-            steps, values = columns.setdefault(layer, (array("d"), array("d")))
-            steps.append(step)
-            values.append(finite_or_nan(norm))
+        place = (clean(match[2].rpartition(".")[2]), int(match[1]) + 1)
+        joint[place] = math.hypot(joint.get(place, 0.0), finite_or_nan(norm))
+    known = sum(map(len, layer_norms.values()))
+    for (letter, layer), norm in joint.items():
+        columns = layer_norms.setdefault(letter, {})
+        if layer not in columns:
+            known += 1
+            if known > MAX_LAYER_NORMS:
+                break
+            columns[layer] = (array("d"), array("d"))
+        steps, values = columns[layer]
+        steps.append(step)
+        values.append(norm)
     return others
 
 

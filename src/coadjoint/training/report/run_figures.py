@@ -29,6 +29,7 @@ PARAMETERS = {
     "b_o": "bias of the output",
 }
 MAP_PARAMETERS = {"W": "weights", "b": "biases"}  # of a chain; other names speak for themselves
+COMPONENTS = 2  # the array of a probe that holds the components of the gradient
 MAX_LETTERS = 6  # parameters of maps with a heatmap
 
 
@@ -110,7 +111,7 @@ class RunFigures:
         words = self.run.words
         return [
             self._heat(1, "costates", words.costates),
-            self._heat(2, "temporal", words.components),
+            self._heat(COMPONENTS, "temporal", words.components),
             *(self._curve(curve) for curve in PROBED if not self._is_idle(curve)),
             *self._norms(),
         ]
@@ -226,7 +227,7 @@ class RunFigures:
 
     def _blank(self, k: int) -> str:
         """What a cell without a colour is, in the heatmap of the k-th array of probes."""
-        if k == 2 and self.run.words.axis:
+        if k == COMPONENTS and self.run.words.axis:
             return "zero or without parameters"
         return HeatMap.blank
 
@@ -256,7 +257,7 @@ class RunFigures:
         """The norm of the gradient by one parameter of every map: over layers and steps."""
         words = FigureWords(
             f"Gradient of {letter} by layer",
-            f"norm for maps.k.{letter}, at the layer k + 1 that map k leads to",
+            f"norm for the {letter} of map k, maps.k.{letter}, at the layer k + 1 that it leads to",
             "log₁₀ norm of the gradient",
         )
         by_step: dict[float, list[tuple[int, float]]] = {}
@@ -268,7 +269,15 @@ class RunFigures:
             layers, norms = np.array(sorted(dict(by_step[step]).items())).T
             with np.errstate(divide="ignore", invalid="ignore"):
                 probes.append(Probe(step, layers, np.log10(norms)))
-        return HeatMap(f"norms-{k}", *words, probes, self._axis()).figure()
+        last = max(max(columns) for columns in self.run.layer_norms.values() if columns)
+        return HeatMap(
+            f"norms-{k}",
+            *words,
+            probes,
+            self._axis(),
+            self._blank(COMPONENTS),
+            range(1, last + 1),
+        ).figure()
 
     def _norm_curves(self, curves: list[Curve]) -> PageFigure:
         """The norm of the gradient by each parameter, as curves.
