@@ -240,7 +240,7 @@ FIGURES = {
     "run": 11,
     "compare": 4,
     "tasks": 10,
-    "diagnosis": 12,
+    "diagnosis": 13,
     "chain": 11,
     "autoencoder": 10,
     "chains": 4,
@@ -328,7 +328,7 @@ def tip(browser, figure):
         ("compare", "curves", ("step ", "seed ")),
         ("compare", "steps", ("seed ",)),
         ("diagnosis", "diagnostic-0", ("time step k ", "joint", "W")),
-        ("diagnosis", "diagnostic-11", ("(", ", ", "loss")),
+        ("diagnosis", "diagnostic-12", ("(", ", ", "loss")),
     ],
 )
 def test_pointing_shows_values(browser, pages, page, figure, words):
