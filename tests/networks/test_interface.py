@@ -382,7 +382,7 @@ REFUSED = {
     "penalised": (lambda n, b: co.Penalised("variance", 1.0, 2)(n, b, "cross-entropy"),
         "sweeps in segments: this network"),
     "omega-published": (lambda n, b: co.Penalised("omega-published")(n, b, "cross-entropy"),
-        "differentiates with respect to W alone"),
+        "differentiates with respect to one W shared by all steps"),
     "curvature": (lambda n, b: co.curvature.Curvature(n, b, "cross-entropy"),
         "curvature is that of a co.Network or a co.Chain; got Chain"),
     "ridge": (lambda n, b: co.optimisers.ridge().stepper(n), "this network has no linear readout"),
