@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from ..networks.chain_calls import attention_with_derivatives, call_map
 from ..networks.chain_run import ChainRun
+from ..networks.dense_stretch import DenseStretch
 from ..networks.maps import Dense, Tied
-from ..networks.stretches import DenseStretch
 from .weight_jacobian import Jacobian, vector_products
 
 
@@ -90,7 +90,7 @@ class ChainJacobian:
         self.parameters = list(parameters.values())
         self.tangents: list[MapTangent | SweepTangent] = []
         chain = run.network
-        with torch.enable_grad(), attention_with_derivatives(chain):
+        with torch.enable_grad(), attention_with_derivatives(list(chain.maps)):
             again = chain.repeat(run)  # with a graph of its own: that of the run may be used up
             begin = 0
             for stretch in again.stretches:
