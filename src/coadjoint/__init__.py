@@ -1,4 +1,4 @@
-"""coadjoint: recurrent networks, their costates, and penalised backpropagation.
+"""coadjoint: recurrent and deep networks, their costates, and penalised backpropagation.
 
 The packages in the order of the theory; each imports only from those before it:
 
@@ -45,7 +45,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.7.1"
+__version__ = "0.8.0"
 
 if TYPE_CHECKING:
     from . import (

@@ -18,7 +18,7 @@ import coadjoint as co
 from coadjoint.cli.bench import clock as clock_module
 from coadjoint.cli.bench import hessian_free_step as step_module
 from coadjoint.cli.bench import measure as measure_module
-from coadjoint.cli.bench import problems, tables
+from coadjoint.cli.bench import mlp, problems, tables
 from coadjoint.cli.bench.clock import relative_difference, time_in_turns
 from coadjoint.optimisers.hessian_free import HessianFree
 from coadjoint.sweeps import engines
@@ -81,6 +81,34 @@ def test_a_peer_computes_our_gradient(cell, peer):
             assert {"W", "R", "b", "V", "b_o"} <= set(gradient)
             assert relative_difference(ours[kind](), gradient) < 1e-4
     assert relative_difference(ours["plain"](), ours["penalised"]()) > 1e-2
+
+
+def test_torch_has_the_gradient_of_our_deep_network():
+    problem = mlp.MlpProblem("mlp", (7, 3, 5), "cpu")
+    ours = problem.contenders(problems.OURS)[problems.OURS]
+    plain = problem.contenders("torch")["torch.nn"]["plain"]()
+    penalised = problem.contenders("autograd")["autograd loop"]["penalised"]()
+    assert set(plain) == set(penalised) == set(ours["plain"]())
+    assert relative_difference(ours["plain"](), plain) < 1e-4
+    assert relative_difference(ours["penalised"](), penalised) < 1e-4
+    assert relative_difference(plain, penalised) > 1e-2
+    assert problem.contenders("jax") == {}
+
+
+def test_a_deep_network_is_measured_at_its_own_size(coadjoint):
+    options = measure_module.BenchOptions()
+    assert options.sizes_of("mlp") == ((30, 64, 64),)
+    assert options.sizes_of("elman") == problems.SIZES["cpu"]
+    assert measure_module.BenchOptions(sizes=((4, 3, 5),)).sizes_of("mlp") == ((4, 3, 5),)
+    code, out, err = coadjoint("bench", *TINY, "--cells", "mlp", "--json", "m.json")
+    assert code == 0, err
+    assert "autograd loop" in out
+    (found,) = json.loads(Path("m.json").read_text())["rows"]
+    assert (found["cell"], found["T"], found["B"], found["d"]) == ("mlp", 4, 3, 5)
+    assert found["penalised in plain gradients"] > 0
+    assert set(found["ours is faster by"]["penalised"]) == {"autograd loop"}
+    assert max(found["gradients differ by"]["penalised"].values()) < 1e-4
+    assert not found["failed"]
 
 
 @pytest.mark.parametrize("name", problems.FORMULAS)

@@ -159,6 +159,8 @@ NAMES = [
     ["--penalty", "variance", "--weight-schedule", "inverse-time", "--weight-rate", "1"],
     ["--penalty", "variance", "--weight-schedule", "exponential", "--weight-rate", "0.9"],
     ["--penalty", "variance", "--weight-schedule", "linear", "--weight-end", "0.1"],
+    ["--penalty", "isometry", "--penalty-per", "sqrt-n"],
+    ["--penalty", "tangent", "--tangent", "random", "--tangent-directions", "2"],
     ["--precision", "64"],
 ]
 

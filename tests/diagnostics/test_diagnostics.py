@@ -17,7 +17,7 @@ import torch
 import coadjoint as co
 from coadjoint.cli import diagnose
 from coadjoint.diagnostics import examination, finding
-from coadjoint.diagnostics.costates import Components, decay, paths, sensitivity, temporal
+from coadjoint.diagnostics.costates import Components, decay, paths, temporal
 from coadjoint.diagnostics.jacobians import (
     jacobians,
     log_singular_values,
@@ -32,6 +32,7 @@ from coadjoint.diagnostics.landscape import (
     noise,
     normalised_direction,
 )
+from coadjoint.diagnostics.outputs import sensitivity
 from coadjoint.diagnostics.units import saturation, slopes_at_rest, unit_slopes
 from coadjoint.diagnostics.weights import bounds, spectrum
 from coadjoint.training.report import diagnoses

@@ -42,6 +42,8 @@ METHODS = {
     },
     "steered": {"penalty": "log-ratio", "weight_target": 0.1, "weight_gain": 0.5},
     "pretrain": {"penalty": "variance", "pretrain": 2},
+    "isometry": {"penalty": "isometry", "penalty_per": "sqrt-n"},
+    "tangent": {"penalty": "tangent", "tangent": "random", "tangent_directions": 3},
 }
 
 
@@ -93,6 +95,23 @@ def test_every_key_of_the_settings_is_a_keyword():
     assert set(factory.APPLIES) <= set(GradientSection.model_fields)
 
 
+def test_unknown_units_and_directions_are_refused():
+    with pytest.raises(co.InputError, match="unknown unit of norms 'n'"):
+        co.gradients.make(penalty="variance", penalty_per="n")
+    with pytest.raises(co.InputError, match="unknown direction of the tangent loss 'turns'"):
+        co.gradients.make(penalty="tangent", tangent="turns")
+
+
+def test_the_tangent_loss_of_moved_images_is_made_by_name():
+    method = co.gradients.make(penalty="tangent", tangent="shifts")
+    assert not method.penalty.draws
+    chain = co.Chain.mlp(9, [4], 2, seed=0)
+    batch = co.Batch(torch.randn(3, 9), torch.randn(3, 2), axis=0)
+    ours = method(chain, batch, "squared").penalties
+    lam = chain(batch.u).costates("squared", batch.y)
+    assert torch.equal(ours, co.penalties.tangent(co.penalties.shifts)(lam).detach())
+
+
 def test_a_penalty_of_the_user_is_taken():
     method = co.gradients.make(penalty=lambda lam: lam.norms().sum(0), weight=0.5)
     assert isinstance(method, co.Penalised)
@@ -115,6 +134,14 @@ def test_a_penalty_of_the_user_is_taken():
             "weight_end does nothing with weight_schedule constant: it belongs to linear."),
         ({"penalty": "omega", "weight": 0.0, "pretrain": 3},
             "pretrain minimises the penalty alone, but weight 0 turns the penalty off."),
+        ({"penalty": "omega", "tangent": "random"},
+            "tangent does nothing with penalty omega: it belongs to tangent."),
+        ({"tangent_directions": 2},
+            "tangent_directions does nothing with penalty none: it belongs to tangent."),
+        ({"penalty": "tangent", "tangent": "shifts", "tangent_directions": 2},
+            "tangent_directions does nothing with tangent shifts: it belongs to random."),
+        ({"penalty_per": "sqrt-n"},
+            "penalty_per does nothing with method bptt: it belongs to penalised."),
         ({"weight": 2.0, "k1": 3},
             "weight does nothing with method bptt: it belongs to penalised.\nk1 does nothing with "
             "method bptt: it belongs to truncated."),

@@ -147,6 +147,12 @@ def batch(**options):
     return co.Batch(u(), y(), **options)
 
 
+def moved():
+    """An output and the input it comes from."""
+    x = torch.ones(3, requires_grad=True)
+    return x**2, x
+
+
 def evaluation():
     return co.BPTT()(net(), batch(), "squared")
 
@@ -681,7 +687,29 @@ CALLS = {
     "penalties.barrier": (co.penalties.barrier, {"switch": (1e-5, (*REAL, -1.0, 0))}),
     "penalties.tangent": (
         lambda v: co.Penalised(co.penalties.tangent(v), 0.1)(net(), batch(), "squared"),
-        {"v": (u, (None, "x", 3, [], Odd(), sparse(T, B, I), nested(T, B, I), torch.ones(3)))},
+        {"v": (u, ("x", 3, [], Odd(), sparse(T, B, I), nested(T, B, I), torch.ones(3)))},
+    ),
+    "penalties.tangent of drawn directions": (
+        lambda beta, K: co.Penalised(co.penalties.tangent(None, beta, K), 0.1)(
+            net(), batch(), "squared"
+        ),
+        {"beta": (0.5, ("x", None, [], Odd(), torch.ones(7))), "K": (2, ("x", 0, -1, 1.5, None))},
+    ),
+    "penalties.tangent_loss": (
+        co.penalties.tangent_loss,
+        {"change": (torch.ones(3, 2), (None, "x", 3, Odd(), torch.tensor(1.0)))},
+    ),
+    "penalties.output_change": (
+        lambda v: co.penalties.output_change(*moved(), v),
+        {"v": (torch.ones(3), (None, "x", 3, Odd(), torch.ones(4)))},
+    ),
+    "penalties.shifts": (
+        co.penalties.shifts,
+        {"x": (torch.ones(2, 9), (None, "x", 3, Odd(), torch.ones(2, 8), torch.ones(3)))},
+    ),
+    "Penalty.per": (
+        lambda unit: co.penalties.PENALTIES["variance"].per(unit),
+        {"unit": ("sqrt n", (None, "x", 3, [], Odd()))},
     ),
     "penalties.of_output": (
         co.penalties.of_output,

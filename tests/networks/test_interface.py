@@ -384,7 +384,7 @@ REFUSED = {
     "omega-published": (lambda n, b: co.Penalised("omega-published")(n, b, "cross-entropy"),
         "differentiates with respect to W alone"),
     "curvature": (lambda n, b: co.curvature.Curvature(n, b, "cross-entropy"),
-        "curvature is that of a co.Network; got Chain"),
+        "curvature is that of a co.Network or a co.Chain; got Chain"),
     "ridge": (lambda n, b: co.optimisers.ridge().stepper(n), "this network has no linear readout"),
 }  # fmt: skip
 

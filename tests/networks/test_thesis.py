@@ -600,6 +600,99 @@ def test_the_tangent_penalty_of_a_chain_is_algorithm_3_3_1(network, record_prope
     record_property("cases", len(SEEDS))
 
 
+def two_sweeps(f, theta, x, e_v, source, H):
+    """The gradient of Algorithm 3.3.1 by parameters, lines 6, 14 and 18, for any source.
+
+    x       the states x_1, ..., x_{L+1} by number
+    e_v     what is pulled back, e_v[i] at state x_{i+1}
+    source  what enters the tangent at each state: v at x_1 for the tangent loss, dG/dlam_i at every
+            state for a penalty
+    H       the factor of v_{L+1} at the top of the second adjoint: the Hessian of the loss, if e_v
+            is the loss's own error; 0 if it is not
+    """
+    L = len(f)
+    v = {1: source[1]}
+    for i in range(1, L + 1):
+        v[i + 1] = f[i].D(x[i], theta[i], v[i]) + source[i + 1]
+    e_t, nabla = H * v[L + 1], {}
+    for i in range(L, 0, -1):
+        first = f[i].nabla_star(x[i], theta[i], e_t)
+        second = f[i].D_nabla_star(x[i], theta[i], v[i], e_v[i])
+        nabla[i] = {name: first[name] + second[name] for name in first}
+        e_t = f[i].D_star(x[i], theta[i], e_t) + f[i].D2_star(x[i], theta[i], v[i], e_v[i])
+    return nabla
+
+
+def errors(f, theta, x, top):
+    """e_i, line 15: `top` pulled back through the layers above layer i."""
+    e = {len(f): top}
+    for i in range(len(f) - 1, 0, -1):
+        e[i] = f[i + 1].D_star(x[i + 1], theta[i + 1], e[i + 1])
+    return e
+
+
+def slopes(name, e):
+    """dG/dlam of the state above each layer; e: lam there, by number of the layer."""
+    L = len(e)
+    if name == "squared-norm":
+        return {i: 2 * lam / L for i, lam in e.items()}
+    by_log = dict.fromkeys(e, 0.0)  # G = mean over i of (log ||lam_i|| - log ||lam_{i+1}||)^2
+    for i in range(1, L):
+        ratio = np.log(np.linalg.norm(e[i]) / np.linalg.norm(e[i + 1]))
+        by_log[i] += 2 * ratio / (L - 1)
+        by_log[i + 1] -= 2 * ratio / (L - 1)
+    return {i: by_log[i] * lam / np.square(lam).sum() for i, lam in e.items()}
+
+
+@pytest.mark.parametrize("network", [mlp, deep, mixed])
+def test_tangent_loss_and_penalties_are_one_algorithm_with_other_sources(network, record_property):
+    cases, rho = 0, 0.7
+    for seed in SEEDS:
+        rng, layers, x, y = draw(network, seed + 500, "regression")
+        v, beta = rng.normal(size=x.shape), rng.normal(size=y.shape)
+        f, theta = numbered(layers)
+        L = len(f)
+        chain, loss = chain_of(layers, "regression")
+        found = {"tangent": [], "squared-norm": [], "log-ratio": []}
+        alive = True
+        for x_j, y_j, v_j, beta_j in zip(x, y, v, beta, strict=True):
+            states = {1: x_j}
+            for i in range(1, L + 1):
+                states[i + 1] = f[i].f(states[i], theta[i])
+            still = {i: np.zeros_like(state) for i, state in states.items()}
+            # the tangent loss: v enters at the input, and the error is that of the tangent
+            pushed = v_j
+            for i in range(1, L + 1):
+                pushed = f[i].D(states[i], theta[i], pushed)
+            e_v = errors(f, theta, states, pushed - beta_j)
+            nabla = two_sweeps(f, theta, states, e_v, {**still, 1: v_j}, H=0.0)
+            found["tangent"].append(flat(nabla, layers))
+            _, (_, R) = thesis.grad_desc_high_order_nn(f, x_j, y_j, v_j, beta_j, theta, ETA, rho)
+            close(found["tangent"][-1], flat(R, layers), TOLERANCE, "3.3.1", least=1e-3)
+            # a penalty: its slopes enter at every state, and the error is that of the loss
+            lam = errors(f, theta, states, states[L + 1] - y_j)
+            alive = alive and all(np.any(e) for e in lam.values())
+            for name in ("squared-norm", "log-ratio"):
+                if name == "squared-norm" or alive:
+                    g = {i + 1: slope for i, slope in slopes(name, lam).items()}
+                    nabla = two_sweeps(f, theta, states, lam, {**still, **g}, H=1.0)
+                    found[name].append(flat(nabla, layers))
+        made = {"tangent": co.penalties.tangent(torch.from_numpy(v), torch.from_numpy(beta))}
+        for name, G in found.items():
+            if name == "log-ratio" and (not alive or L < 2):  # zeros are left out of it
+                continue
+            method = co.Penalised(made.get(name, name), rho, pretrain=1)  # rho G alone
+            e = method(chain, batch_of(x, y, "regression"), loss)
+            ours = of_chain(e.gradient, layers)
+            expected = {key: rho * g for key, g in summed(G).items()}
+            # Terms of a log-ratio cancel in some parameters: to be measured by the whole gradient.
+            largest = max(float(g.norm()) for g in expected.values())
+            least = largest if name == "log-ratio" else 1e-3
+            close(ours, expected, TOLERANCE, f"{name} {network.__name__} {seed}", least=least)
+            cases += 1
+    record_property("cases", cases)
+
+
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
 def test_bp_of_a_tied_chain_is_algorithm_4_3_1(loss, record_property):
     for seed in SEEDS:

@@ -341,6 +341,26 @@ def test_a_sequential_has_the_costates_and_penalties_of_a_chain():
         close(tape.penalty(G, loss), co.penalties.penalty(G)(chained), 1e-12)
 
 
+def test_penalties_on_the_states_and_the_last_costate_read_outputs_of_any_shape():
+    """The last output here is one number for each sample, [B]."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1), nn.Flatten(0))
+    with co.record(model, at="*") as tape:
+        out = model(torch.randn(B, 4))
+    loss = 1e-7 * out.square()
+    states = [call.state.reshape(B, -1).norm(dim=1) for call in tape.calls]
+    norms = torch.stack(states)
+    close(tape.penalty("norm-stabiliser", loss), norms.diff(dim=0).square().mean(0), 1e-12)
+    close(tape.penalty("barrier", loss), (2e-7 * out.abs() / 1e-5).log().square(), 1e-12)
+    lam = tape.costates(loss)
+    assert lam.at(3).shape == (B,)
+    close(lam.at(3), 2e-7 * out, 1e-12)
+    logs = lam.log_norms() - torch.tensor([6, 6, 1, 1]).log()[:, None] / 2
+    per_root = co.penalties.log_ratio.per("sqrt n")
+    close(tape.penalty(per_root, loss), logs.diff(dim=0).square().mean(0), 1e-12)
+    close(co.penalties.log_decay(lam), lam.log_ratios().mean(0).abs(), 1e-12)
+
+
 class Shrinking(nn.Module):
     """600 blocks without a bypass, each of which shrinks by about 0.3."""
 

@@ -194,6 +194,16 @@ def test_a_users_own_penalty_sees_the_costates_divided():
     assert not view.detach().at(1).requires_grad
 
 
+@pytest.mark.parametrize("name", ["log-ratio", "variance", "variance-l1", "squared-norm"])
+def test_segments_give_the_same_gradient(name):
+    net = build.network("lstm", engine="reference")
+    batch = build.batch(net, T=21, lengths=[21, 3, 15, 1])
+    G = PENALTIES[name].per("sqrt n")
+    whole, cut = (co.Penalised(G, 0.5, k)(net, batch, "squared") for k in (None, 3))
+    close(cut.penalties, whole.penalties, 1e-13)
+    close(cut.gradient, whole.gradient, 1e-13)
+
+
 def test_zero_costates_are_left_out_as_without():
     net = build.network(readout="every")
     batch = build.batch(net)

@@ -232,7 +232,9 @@ def test_what_has_no_curvature_is_refused():
     with pytest.raises(co.Unsupported, match="formula"):
         c.gauss_newton(c.gradient())
     stack = co.Stack(["elman"], inputs=2, hidden=3, outputs=2, dtype=F64)
-    with pytest.raises(co.Unsupported, match=r"that of a co\.Network; got Stack") as refused:
+    with pytest.raises(
+        co.Unsupported, match=r"that of a co\.Network or a co\.Chain; got Stack"
+    ) as refused:
         Curvature(stack, batch, "squared")
     assert "\n" not in str(refused.value)
     dropping, batch = problem("elman", "last", {"dropout": 0.5})

@@ -202,9 +202,10 @@ class OptimiserSection(Section):
     lr: Annotated[float, Field(gt=0, le=1e38)] | None = Field(
         None, description="step size (default 1e-3; lbfgs: 1)"
     )
-    direction: Literal["steepest", "temporal"] | None = Field(
+    direction: Literal["steepest", "temporal", "layerwise"] | None = Field(
         None,
-        description="step along the gradient (default) or a random mix of its temporal components",
+        description="step along the gradient (default), or a random mix of its components by time "
+        "step or, for a chain, by layer: temporal and layerwise are one direction",
     )
     step_rule: Literal["constant", "galvan", "armijo", "wolfe"] | None = Field(
         None, description="take the full step (default), or let a rule or line search shorten it"

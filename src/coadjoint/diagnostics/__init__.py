@@ -3,10 +3,12 @@
 This package imports `tasks`, `gradients` and the packages above them; it knows nothing of training.
 
 finding       what every diagnostic returns: arrays, figures, a chart
-costates      how costates and temporal components decay, along which inputs and paths
+costates      how costates and components of the gradient decay, along which paths
+outputs       how much outputs depend on inputs and states, and by how many directions
 jacobians     singular values and Lyapunov exponents of products of Jacobians
 weights       spectra of W, and bounds that follow from them
 units         slopes of units, and how saturated they are
+depth         the maps of a chain, evaluated again for diagnostics
 landscape     gradient noise, and the loss along directions
 examination   DIAGNOSTICS by name, examine
 charts        charts, and how matplotlib draws them
@@ -28,19 +30,14 @@ from .costates import (
     Components,
     Decay,
     Paths,
-    Sensitivity,
     decay,
-    input_costates,
     log_norms_of,
     log_path_shares,
-    log_sensitivities,
-    nan_unless_finite,
     paths,
-    sensitivity,
     temporal,
 )
 from .examination import DIAGNOSTICS, Compared, Examination, arrays, evaluate, examine, plot
-from .finding import Finding
+from .finding import Finding, nan_unless_finite
 from .jacobians import Lyapunov, Products, jacobians, log_singular_values, lyapunov, singular_values
 from .landscape import (
     Along,
@@ -53,6 +50,14 @@ from .landscape import (
     noise,
     normalised_direction,
     per_sample,
+)
+from .outputs import (
+    Sensitivity,
+    StableRank,
+    input_costates,
+    log_sensitivities,
+    sensitivity,
+    stable_rank,
 )
 from .units import Saturation, saturation, slopes_at_rest, unit_slopes
 from .weights import Bounds, Spectrum, bounds, spectrum
@@ -76,6 +81,7 @@ __all__ = [
     "Saturation",
     "Sensitivity",
     "Spectrum",
+    "StableRank",
     "along",
     "arrays",
     "bounds",
@@ -103,6 +109,7 @@ __all__ = [
     "singular_values",
     "slopes_at_rest",
     "spectrum",
+    "stable_rank",
     "temporal",
     "unit_slopes",
 ]

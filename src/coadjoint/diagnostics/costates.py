@@ -1,37 +1,30 @@
-"""Costates: how they and the temporal components decay, and along which inputs and paths."""
+"""Costates: how they and the components of the gradient decay, and along which paths."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..errors import Unsupported
 from ..gradients.evaluation import Evaluation
 from ..gradients.temporal import Temporal
-from ..networks.network import Network
-from ..networks.trajectory import Trajectory
-from ..objectives.losses import output_function
+from ..networks.chain_run import DEPTH
 from ..objectives.penalty_type import placed_run
-from ..sweeps import affine
 from ..sweeps.costates import TIME, Axis, BaseCostates
-from ..sweeps.rows import scale
-from .charts import Array, Chart, Curve, Figure
+from .charts import Array, Chart, Figure
+from .depth import chain_of, chain_run_of
 from .finding import (
     DECADE,
     LN2,
     check_evaluation,
     fitted_slope,
     growth_factor,
-    log_norms,
     nan_mean,
+    nan_unless_finite,
     require_elman,
     require_formula,
-    require_one_layer,
     to_numpy,
     trajectory_of,
 )
@@ -40,14 +33,21 @@ from .finding import (
 # The gradient, step by step
 @dataclass(frozen=True)
 class Components:
-    """Norms of the temporal components of the gradient of the mean loss.
+    """Norms of the components of the gradient of the mean loss, by time step or by layer.
 
-    k     [T]: the time steps
+    k     [T]: the time steps, or the layers that have parameters
     logs  log ||grad_k|| [T] by each parameter, and by all of them jointly ("joint")
+    axis  what the components are numbered by
     """
 
     k: Array
     logs: dict[str, Array]
+    axis: Axis = TIME
+
+    @property
+    def name(self) -> str:
+        """What the components are called."""
+        return "temporal components" if self.axis == TIME else f"components by {self.axis.number}"
 
     def slope(self, name: str = "joint") -> float:
         """The change of log ||grad_k|| per step towards the past, by least squares."""
@@ -56,12 +56,12 @@ class Components:
     def chart(self) -> Chart:
         """The norms over time, by parameter."""
         return Chart(
-            title="Temporal components of the gradient",
+            title=f"{self.name.capitalize()} of the gradient",
             about=(
-                "contribution of each time step k to the gradient; a straight line falling to "
-                "the left means that it vanishes exponentially towards the past"
+                f"contribution of each {self.axis.number} k to the gradient; a straight line "
+                f"falling to the left means that it vanishes exponentially {self.axis.backwards}"
             ),
-            x="time step k",
+            x=f"{self.axis.number} k",
             y="norm of the component at k",
             curves=tuple((name, self.k, y / DECADE) for name, y in self.logs.items()),
             decades=True,
@@ -75,26 +75,29 @@ class Components:
             span = (logs[0] - logs[-1]) / DECADE  # -inf where the first step adds nothing at all
         return [
             Figure(
-                "temporal components, first to last",
+                f"{self.name}, first to last",
                 span,
                 "decades",
-                "below 0: early steps contribute less than late ones",
+                f"below 0: early {self.axis.step}s contribute less than late ones",
             ),
             Figure(
-                "temporal components, towards the past",
+                f"{self.name}, {self.axis.backwards}",
                 growth_factor(self.slope()),
-                "× per step",
-                "1: every step contributes equally",
+                f"× per {self.axis.step}",
+                f"1: every {self.axis.step} contributes equally",
             ),
         ]
 
 
 def temporal(e: Evaluation) -> Components:
-    """The norms of `e.temporal_components()`, at any scale.
+    """The norms of `e.components()`, at any scale: by time step or, for a chain, by layer.
 
     The components are computed in units of their own size, and the logarithms of the units added.
+    Layers without parameters are left out.
     """
     check_evaluation(e)
+    if chain_of(e, "components by layer") is not None:
+        return by_layer(e)
     require_formula(e, "temporal components")
     components, exponents = Temporal.with_exponents(e)
     logs: dict[str, Array] = {}
@@ -103,6 +106,16 @@ def temporal(e: Evaluation) -> Components:
         with np.errstate(divide="ignore"):
             logs[name] = np.log(to_numpy(norms[name])) + np.array(exponents) * LN2
     return Components(np.arange(1, len(exponents) + 1), logs)
+
+
+def by_layer(e: Evaluation) -> Components:
+    """The components of a chain's gradient, jointly for the parameters of each layer."""
+    terms, exponents = chain_run_of(e).components(e).without_exponents()
+    has_parameters = np.array([bool(term) for term in terms.terms])
+    k = np.flatnonzero(has_parameters)
+    with np.errstate(divide="ignore"):
+        logs = np.log(to_numpy(terms.norms()["joint"])) + np.array(exponents) * LN2
+    return Components(k + 1, {"joint": logs[k]}, DEPTH)
 
 
 # Costates
@@ -191,11 +204,6 @@ def decay(e: Evaluation) -> Decay:
 def log_norms_of(lam: BaseCostates) -> Array:
     """The logarithms of ||lam_t||, [T + 1, B]; NaN where lam_t is missing or zero."""
     return nan_unless_finite(to_numpy(lam.log_norms()))
-
-
-def nan_unless_finite(values: Array) -> Array:
-    """The values, with NaN in place of infinities."""
-    return np.where(np.isfinite(values), values, np.nan)
 
 
 # Paths
@@ -321,112 +329,3 @@ def log_path_shares(A: Array, on: Array, lengths: Array) -> Array:
             of_enabled = log_enabled[long] + np.log(enabled[long].sum(1))
             out[s, long] = of_enabled - log_every - np.log(every.sum())
     return out
-
-
-# Outputs
-@dataclass(frozen=True)
-class Sensitivity:
-    """How much each sample's last y_hat depends on the input at step t.
-
-    t          [T]: the time steps
-    log_norms  [T, B]: log of the Frobenius norm of dy_hat / du_t; NaN past a sample's end
-    """
-
-    t: Array
-    log_norms: Array
-
-    def _mean_curve(self) -> Array:
-        """The means over samples, [T], without samples that do not depend on u_t at all."""
-        return nan_mean(nan_unless_finite(self.log_norms))
-
-    def chart(self) -> Chart:
-        """log10 of the norms over time, means over samples."""
-        log10_norms = self._mean_curve() / DECADE
-        curve: Curve = ("mean over samples", self.t, log10_norms)
-        return Chart(
-            title="Sensitivity of the output to each input",
-            about="how much the answer changes with the input at step t",
-            x="time step t",
-            y="norm of dŷ / du at t",
-            curves=(curve,),
-            decades=True,
-        )
-
-    def figures(self) -> list[Figure]:
-        """The ratio of the first input's norm to the last's, and the change per step."""
-        curve = self._mean_curve()
-        return [
-            Figure(
-                "sensitivity, first input to last",
-                float(curve[0] - curve[-1]) / DECADE,
-                "decades",
-                "below 0: the answer depends more on the end than on the beginning",
-            ),
-            Figure(
-                "sensitivity, towards the past",
-                growth_factor(-fitted_slope(self.t, curve)),
-                "× per step",
-                "1: every input contributes equally",
-            ),
-        ]
-
-
-def sensitivity(e: Evaluation) -> Sensitivity:
-    """The sensitivity of the output to each input, by one adjoint sweep for each output.
-
-    ||dy_hat / du_t||^2 is the sum over outputs k of ||dy_hat_k / du_t||^2, added up in logarithms.
-    """
-    check_evaluation(e)
-    net = require_one_layer(e, "the sensitivity of the output")
-    net.refuse_if_random("the sensitivity of the output")
-    run = trajectory_of(e)
-    layout = run.layout
-    log_squares = np.full(layout.rows.N, -np.inf)
-    for k in range(net.outputs):
-        log_squares = np.logaddexp(log_squares, 2 * log_sensitivities(net, run, k))
-    log_frobenius = layout.padded(torch.from_numpy(log_squares / 2), math.nan)
-    return Sensitivity(np.arange(1, layout.rows.T + 1), to_numpy(log_frobenius))
-
-
-def log_sensitivities(net: Network, run: Trajectory, k: int) -> Array:
-    """The logarithms of ||dy_hat_k / du_t|| for output k at each sample's last step, as rows [N].
-
-    The gradients by the states start an adjoint sweep, whose costates give those by the inputs.
-    """
-    rows = run.layout.rows
-    x = run.run.x.detach().requires_grad_()
-    last = run.run.last.detach().requires_grad_()
-    u = run.u_rows.detach().requires_grad_()
-    with torch.enable_grad():
-        y_hat = output_function(net.output)(replace(run, u_rows=u).read_states(x, last))
-        if net.readout == "every":
-            last_step = torch.from_numpy(rows.index.last - rows.B)
-            y_hat = y_hat[last_step.to(y_hat.device)]
-        s, s_last, direct = torch.autograd.grad(y_hat[:, k].sum(), [x, last, u], allow_unused=True)
-    with torch.no_grad():
-        costates = run.run.costate(s, s_last, None)
-        exponent = costates.exponent[rows.B :]
-        drive = costates.drive()
-        du = drive[0] if run.input_weights is None else input_costates(drive, run.input_weights)
-        assert du is not None
-        if direct is not None:  # the readout sees u itself, with skip=True
-            du = du + torch.where(direct != 0, scale(direct, -exponent[:, None]), 0)
-        return log_norms(du, exponent)
-
-
-def input_costates(
-    drive: Sequence[Tensor | None],
-    input_weights: Sequence[tuple[Tensor, Tensor | None] | None],
-) -> Tensor | None:
-    """The costates of the inputs u, [N, inputs], from those of base and side: base = R u + b.
-
-    drive          the costates of base and of side, None for zero; only of base without a side
-    input_weights  (R, b) of each of them, None for a side that is missing; columns of side beyond
-                   the rows of its R are data, which no input makes
-    """
-    total: Tensor | None = None
-    for part, weights in zip(drive, input_weights, strict=False):
-        if part is not None and weights is not None:
-            R = weights[0].detach()
-            total = affine.plus(total, part[:, : len(R)] @ R)
-    return total

@@ -25,10 +25,11 @@ from ..networks.interface import Net, check_net
 from ..sweeps.costates import Axis
 from ..tasks.task import Task
 from .charts import Array, Chart, draw
-from .costates import decay, paths, sensitivity, temporal
+from .costates import decay, paths, temporal
 from .finding import Finding, check_evaluation, format_number
 from .jacobians import lyapunov, singular_values
 from .landscape import along, landscape, noise
+from .outputs import sensitivity, stable_rank
 from .units import saturation
 from .weights import bounds, spectrum
 
@@ -45,6 +46,7 @@ DIAGNOSTICS: dict[str, Callable[[Evaluation], Finding]] = {
     "saturation": saturation,
     "paths": paths,
     "sensitivity": sensitivity,
+    "stable-rank": stable_rank,
     "noise": noise,
     "along": along,
     "landscape": landscape,

@@ -46,12 +46,14 @@ def check_samples(samples: object) -> None:
 def require_one_layer(e: Evaluation, what: str) -> Network:
     """The evaluation's network, if it is one recurrent layer; `what` begins the refusal."""
     net = e.network.one_layer
-    if net is None:
-        raise Unsupported(
-            f"{what}: defined for one recurrent layer, but this network has several parts. Use "
-            "co.Network."
-        )
-    return net
+    if net is not None:
+        return net
+    if e.network.as_chain is not None:
+        raise Unsupported(f"{what}: defined for one recurrent layer, and a chain has none.")
+    raise Unsupported(
+        f"{what}: defined for one recurrent layer, but this network has several parts. Use "
+        "co.Network."
+    )
 
 
 def trajectory_of(e: Evaluation) -> Trajectory:
@@ -95,6 +97,11 @@ def nan_mean(values: Array, axis: int = 1) -> Array:
     with np.errstate(invalid="ignore"):
         mean: Array = np.where(exist, values, 0.0).sum(axis) / count
     return mean
+
+
+def nan_unless_finite(values: Array) -> Array:
+    """The values, with NaN in place of infinities."""
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def log_norms(mantissa: Tensor, exponent: Tensor) -> Array:

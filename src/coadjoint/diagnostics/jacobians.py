@@ -9,10 +9,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..errors import whole_number
 from ..gradients.evaluation import Evaluation
+from ..networks.chain import Chain
+from ..networks.chain_run import DEPTH
+from ..sweeps.costates import TIME, Axis
 from .charts import Array, Chart, Figure
+from .depth import (
+    chain_of,
+    chain_run_of,
+    first_states,
+    jacobian_products,
+    last_layer,
+    refuse_end,
+    stretch_logs,
+)
 from .finding import (
     DECADE,
     check_evaluation,
@@ -49,12 +62,17 @@ class Products:
              one is lost in the rounding of the largest
     samples  how many samples the means are of
     slope    the logarithm of the largest one over a whole sequence, per step, mean over samples
+    axis     what the states are numbered by
+
+    For a chain steps are layers, the products are dx_L / dx_{L-s}, and logs has a column for each
+    entry of x_L; NaN where x_{L-s} has fewer entries.
     """
 
     steps: Array
     logs: Array
     samples: int
     slope: float
+    axis: Axis = TIME
 
     def chart(self) -> Chart:
         """Up to six of the singular values over s."""
@@ -63,11 +81,11 @@ class Products:
         return Chart(
             title="Singular values of Jacobian products",
             about=(
-                "how much a change of the state s steps before the end has grown at the end; a "
-                "wider fan means more uneven growth"
+                f"how much a change of the state s {self.axis.step}s before the end has grown at "
+                "the end; a wider fan means more uneven growth"
             ),
-            x="steps s before the end",
-            y="singular value over s steps",
+            x=f"{self.axis.step}s s before the end",
+            y=f"singular value over s {self.axis.step}s",
             curves=tuple((f"no. {i + 1}", self.steps, self.logs[:, i] / DECADE) for i in drawn),
             decades=True,
         )
@@ -78,20 +96,29 @@ class Products:
             Figure(
                 "largest singular value of Jacobian products",
                 growth_factor(self.slope),
-                "× per step",
+                f"× per {self.axis.step}",
                 "the most that a change of the state can grow",
             )
         ]
 
 
-def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Products:
+def singular_values(
+    e: Evaluation, samples: int = 8, points: int = 65, end: int | None = None
+) -> Products:
     """Singular values of dx_T / dx_{T-s} = J_T ... J_{T-s+1} of the first samples.
 
     points  the largest number of values of s, the number of steps
+    end     for a chain, the layer at which the products end, in place of the last: dx_end / dx_i.
+            A narrow last layer has few singular values; those of the one before show more.
     """
     check_evaluation(e)
     check_samples(samples)
     whole_number("points", points)
+    chain = chain_of(e, "singular values over layers")
+    if chain is not None:
+        states = first_states(chain_run_of(e), samples)
+        return products_over_layers(chain, states, points, last_layer(chain, end))
+    refuse_end(end)
     J = jacobians(e, samples)
     lengths = trajectory_of(e).lengths[:samples].numpy()
     T, S, n, _ = J.shape
@@ -118,6 +145,22 @@ def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Produc
     return Products(steps, nan_mean(logs), S, float(slope.mean()))
 
 
+def products_over_layers(chain: Chain, x: list[Tensor], points: int, end: int) -> Products:
+    """Singular values of dx_end / dx_{end - s} of a chain with these states."""
+    S = len(x[0])
+    n = x[end][0].numel()
+    steps = np.unique(np.linspace(0, end, min(points, end + 1)).round().astype(int))
+    logs = np.full((len(steps), S, n), np.nan)
+    logs[0] = 0  # the empty product is the identity
+    slope = np.zeros(S)
+    for s, (P, log_size) in enumerate(jacobian_products(chain, x, end), start=1):
+        if s in steps or s == end:
+            values = log_singular_values(P) + log_size[:, None]
+            slope = values[:, 0] / s
+            logs[np.searchsorted(steps, s), :, : values.shape[1]] = values
+    return Products(steps, nan_mean(logs), S, float(slope.mean()), DEPTH)
+
+
 def log_singular_values(P: Array) -> Array:
     """Logarithms of the singular values of each matrix, largest first, [matrices, n].
 
@@ -137,22 +180,24 @@ class Lyapunov:
 
     exponents  [n]: means over samples
     each       [samples, n]
+    axis       what the states are numbered by
     """
 
     exponents: Array
     each: Array
+    axis: Axis = TIME
 
     def chart(self) -> Chart:
         """The exponents by their number."""
         numbers = np.arange(1, len(self.exponents) + 1)
+        meaning = "above 0: chaos; below 0: the past is forgotten"
+        if self.axis != TIME:
+            meaning = f"above 0 they grow {self.axis.through}, below 0 they fade"
         return Chart(
             title="Lyapunov exponents",
-            about=(
-                "the growth of small changes of the state, direction by direction; above 0: "
-                "chaos; below 0: the past is forgotten"
-            ),
+            about=f"the growth of small changes of the state, direction by direction; {meaning}",
             x="direction",
-            y="exponent per step",
+            y=f"exponent per {self.axis.step}",
             curves=(("exponent", numbers, self.exponents),),
             rules=((0.0, "0"),),
         )
@@ -161,19 +206,32 @@ class Lyapunov:
         """The largest exponent."""
         largest = float(self.exponents[0])
         says = "above 0 small changes grow"
-        return [Figure("largest Lyapunov exponent", largest, "nats per step", says)]
+        unit = f"nats per {self.axis.step}"
+        return [Figure("largest Lyapunov exponent", largest, unit, says)]
 
 
-def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
+def lyapunov(e: Evaluation, samples: int = 8, end: int | None = None) -> Lyapunov:
     """Lyapunov exponents: (1/T) sum over t of log |diag R_t|, largest first.
 
     Q_t R_t = J_t Q_{t-1} is a QR decomposition, and Q_0 = I. The sum is over all steps of each of
     the first samples: these are exponents of a finite sequence, and nothing is left out at its
     beginning. -inf marks a direction that some step maps to zero, as a
     relu that is off does.
+
+    For a chain, steps are layers, up to layer `end` (the last if it is not given). There are as
+    many exponents as the narrowest state on the way has entries, since it maps all further
+    directions to zero; if the input has more entries, Q_0 is that many random orthonormal
+    directions of it.
     """
     check_evaluation(e)
     check_samples(samples)
+    chain = chain_of(e, "Lyapunov exponents over layers")
+    if chain is not None:
+        last = last_layer(chain, end)
+        logs = stretch_logs(chain, first_states(chain_run_of(e), samples), last)
+        each = -np.sort(-logs / last, 1)
+        return Lyapunov(nan_mean(each, 0), each, DEPTH)
+    refuse_end(end)
     J = jacobians(e, samples)
     lengths = trajectory_of(e).lengths[:samples].numpy()
     T, S, n, _ = J.shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -37,12 +37,15 @@ class Noise:
     spread  the trace of the covariance of single samples' gradients
     signal  ||their mean||^2, without bias
     norms   [B]: of single samples' gradients
+    layers  for a chain, the scale of each layer's own parameters by the layer's number; layers
+            without parameters are left out
     """
 
     scale: float
     spread: float
     signal: float
     norms: Array
+    layers: dict[str, float] = field(default_factory=dict)
 
     def chart(self) -> Chart:
         """The sorted norms of single samples' gradients."""
@@ -50,7 +53,7 @@ class Noise:
         norm_of_mean = math.sqrt(max(self.signal, 0.0))
         return Chart(
             title="Gradients of single samples",
-            about="of single sequences, sorted; their mean is the gradient",
+            about="of single samples, sorted; their mean is the gradient",
             x="% of samples",
             y="norm of the gradient",
             curves=(("norm of a sample's gradient", percent, np.sort(self.norms)),),
@@ -60,28 +63,57 @@ class Noise:
     def figures(self) -> list[Figure]:
         """The gradient-noise scale."""
         says = "a batch of this size has as much noise as signal"
-        return [Figure("gradient-noise scale", self.scale, "samples", says)]
+        figures = [Figure("gradient-noise scale", self.scale, "samples", says)]
+        if self.layers:
+            noisiest = max(self.layers, key=lambda layer: self.layers[layer])
+            says = f"layer {noisiest}; its gradient needs the largest batch"
+            most = self.layers[noisiest]
+            figures.append(Figure("gradient-noise scale, noisiest layer", most, "samples", says))
+        return figures
 
 
 def noise(e: Evaluation) -> Noise:
     """tr(covariance) / ||mean||^2 of the gradients of single samples' losses.
 
     A sample's loss includes its weight in the batch. The scale is inf where the mean cannot be told
-    from zero. McCandlish et al. (2018)
+    from zero. For a chain also by the parameters of each layer. McCandlish et al. (2018)
     """
     check_evaluation(e)
     by_parameter = per_sample(e)
-    columns = [to_numpy(gradient.flatten(1)) for gradient in by_parameter.values()]
-    g = np.concatenate(columns, 1)  # [B, all parameters]
-    B = len(g)
-    if B < 2:
+    columns = {name: to_numpy(gradient.flatten(1)) for name, gradient in by_parameter.items()}
+    g = np.concatenate(list(columns.values()), 1)  # [B, all parameters]
+    if len(g) < 2:
         raise Unsupported("the gradient-noise scale needs at least two samples; got one.")
+    spread, signal = spread_and_signal(g)
+    layers: dict[str, float] = {}
+    for i, names in names_by_layer(e.network).items():
+        own = [columns[name] for name in names if name in columns]
+        if own:
+            layers[str(i)] = noise_scale(*spread_and_signal(np.concatenate(own, 1)))
+    scale = noise_scale(spread, signal)
+    return Noise(scale, spread, signal, np.linalg.norm(g, axis=1), layers)
+
+
+def spread_and_signal(g: Array) -> tuple[float, float]:
+    """The trace of the covariance and ||mean||^2, without bias, of the rows of g [B, n]."""
+    B = len(g)
     mean = g.mean(0)
     spread = float(((g - mean) ** 2).sum() / (B - 1))
     # The mean of B samples is off by spread / B in square, on average: this removes the bias.
-    signal = float(mean @ mean) - spread / B
-    scale = spread / signal if signal > 0 else math.inf
-    return Noise(scale, spread, signal, np.linalg.norm(g, axis=1))
+    return spread, float(mean @ mean) - spread / B
+
+
+def noise_scale(spread: float, signal: float) -> float:
+    """Spread / signal; inf where there is no signal."""
+    return spread / signal if signal > 0 else math.inf
+
+
+def names_by_layer(net: Net) -> dict[int, list[str]]:
+    """The names of the parameters of each layer 1..L of a chain; empty for other networks."""
+    chain = getattr(net, "as_chain", None)
+    if chain is None:
+        return {}
+    return {i: list(names.values()) for i, names in enumerate(chain.parameter_names(), start=1)}
 
 
 def known_criterion(e: Evaluation) -> LossLike:
@@ -232,12 +264,19 @@ class Landscape:
         return [Figure("landscape, lower than here", lower, "% of the grid", says)]
 
 
-def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0) -> Landscape:
+def landscape(
+    e: Evaluation,
+    seed: int = 0,
+    points: int = 21,
+    reach: float = 1.0,
+    layer: int | None = None,
+) -> Landscape:
     """The loss on a grid of points x points, from -reach to reach, around the weights.
 
     points  an odd number, so that the middle is where the network is
     reach   at 1, each row of a matrix has moved by its own norm (filter normalisation,
             Li et al. 2018; vectors are one row)
+    layer   of a chain, 1..L: only its parameters move; None for those of all layers
     """
     check_evaluation(e)
     real("reach", reach, 0, above=True)
@@ -247,15 +286,33 @@ def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0
         )
     generator = torch.Generator().manual_seed(check_seed(seed))
     theta = {name: p.detach() for name, p in trained_parameters(e.network).items()}
-    first = {name: normalised_direction(p, generator) for name, p in theta.items()}
-    second = {name: normalised_direction(p, generator) for name, p in theta.items()}
+    moving = {name: theta[name] for name in moving_names(e.network, list(theta), layer)}
+    first = {name: normalised_direction(p, generator) for name, p in moving.items()}
+    second = {name: normalised_direction(p, generator) for name, p in moving.items()}
     grid = np.linspace(-reach, reach, points)
     loss = np.empty((points, points))
     for i, a in enumerate(map(float, grid)):
         for j, b in enumerate(map(float, grid)):
-            moved = {n: p + a * first[n] + b * second[n] for n, p in theta.items()}
-            loss[i, j] = loss_at(e, moved)
+            moved = {n: p + a * first[n] + b * second[n] for n, p in moving.items()}
+            loss[i, j] = loss_at(e, theta | moved)
     return Landscape(grid, grid, loss)
+
+
+def moving_names(net: Net, names: list[str], layer: object) -> list[str]:
+    """The names of the parameters that move: those of one layer of a chain, or all."""
+    if layer is None:
+        return names
+    layers = names_by_layer(net)
+    if not layers:
+        raise InputError(f"layer is one of a co.Chain; got {brief(layer)} for another network.")
+    is_whole = isinstance(layer, int) and not isinstance(layer, bool)
+    if not is_whole or layer not in layers:
+        raise InputError(f"layer must lie in 1..{len(layers)}; got {brief(layer)}.")
+    assert isinstance(layer, int)
+    chosen = [name for name in names if name in layers[layer]]
+    if not chosen:
+        raise InputError(f"layer {layer} has no parameters that are trained: choose another.")
+    return chosen
 
 
 def normalised_direction(p: Tensor, generator: torch.Generator) -> Tensor:

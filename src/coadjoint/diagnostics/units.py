@@ -9,11 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import real
+from ..errors import Unsupported, real
 from ..gradients.evaluation import Evaluation
+from ..networks.chain_run import DEPTH, ChainRun
 from ..networks.network import Network
 from ..sweeps import slopes as step_slopes
+from ..sweeps.costates import TIME, Axis
 from .charts import Array, Chart, Figure
+from .depth import chain_of, chain_run_of, relative_slopes
 from .finding import (
     check_evaluation,
     nan_mean,
@@ -28,16 +31,19 @@ from .finding import (
 class Saturation:
     """How often units are saturated.
 
-    t      [T]: the time steps
+    t      [T]: the time steps; for a chain the layers that have an activation
     share  [T]: the share of saturated units, of all samples, at each step
-    units  [d]: the share of steps at which each unit is saturated
+    units  [d]: the share of steps at which each unit is saturated; for a chain the share of
+           samples, with the units of all layers side by side
     flat   the slope, as a share of that at rest, below which a unit counts as saturated
+    axis   what the states are numbered by
     """
 
     t: Array
     share: Array
     units: Array
     flat: float
+    axis: Axis = TIME
 
     def chart(self) -> Chart:
         """The share of saturated units over time."""
@@ -45,9 +51,9 @@ class Saturation:
             title="Saturation",
             about=(
                 f"share of units whose slope is below {self.flat:g} of that at rest; they pass "
-                "almost nothing back to earlier steps"
+                f"almost nothing back to earlier {self.axis.step}s"
             ),
-            x="time t",
+            x=self.axis.label,
             y="share of units",
             curves=(("saturated", self.t, self.share),),
             share=True,
@@ -57,10 +63,11 @@ class Saturation:
         """The share over all units and steps, and how many units are saturated nearly always."""
         share = 100 * float(self.units.mean())
         stuck = float((self.units > 0.95).sum())
+        of = "steps" if self.axis == TIME else "samples"
         return [
-            Figure("saturated", share, "% of units and steps", "slope near 0: nothing passes"),
+            Figure("saturated", share, f"% of units and {of}", "slope near 0: nothing passes"),
             Figure(
-                "units saturated at more than 95% of steps",
+                f"units saturated at more than 95% of {of}",
                 stuck,
                 f"of {len(self.units)}",
                 "they have stopped learning",
@@ -74,9 +81,14 @@ def saturation(e: Evaluation, flat: float = 0.05) -> Saturation:
     A unit is saturated at a step where |dx/da|, the largest over its slots and gates, is below
     `flat` times its value at rest (state 0, pre-activation 0 or 1, the steeper). For tanh and 0.05:
     |h| > 0.975; for relu: the unit is off.
+
+    Units of a chain are the entries of the states after dense layers, convolutions and elementwise
+    functions; maps whose activation is the identity have none.
     """
     check_evaluation(e)
     real("flat, a share of the slope at rest,", flat, 0, 1, above=True, below=True)
+    if chain_of(e, "saturation") is not None:
+        return saturation_by_layer(chain_run_of(e), flat)
     slopes = unit_slopes(e)  # [T, B, d], NaN past a sample's end
     net = require_one_layer(e, "saturation")
     # nan_to_num only avoids a comparison with NaN: those entries become NaN again.
@@ -86,6 +98,24 @@ def saturation(e: Evaluation, flat: float = 0.05) -> Saturation:
     by_step = nan_mean(flats.reshape(T, -1))
     by_unit = nan_mean(flats.reshape(-1, net.hidden), 0)
     return Saturation(np.arange(1, T + 1), by_step, by_unit, flat)
+
+
+def saturation_by_layer(run: ChainRun, flat: float) -> Saturation:
+    """How many units of each layer of a chain are saturated."""
+    layers: list[int] = []
+    shares: list[float] = []
+    units: list[Array] = []
+    for i, slopes in relative_slopes(run):
+        is_flat = slopes < flat
+        layers.append(i)
+        shares.append(float(is_flat.mean()))
+        units.append(is_flat.mean(0))
+    if not layers:
+        raise Unsupported(
+            "saturation: none of the maps of this chain is known to have an activation. Use "
+            "co.maps, or torch's modules such as nn.Tanh()."
+        )
+    return Saturation(np.array(layers), np.array(shares), np.concatenate(units), flat, DEPTH)
 
 
 def unit_slopes(e: Evaluation) -> Array:

@@ -173,7 +173,7 @@ def defaults(method: str | None, penalty: object, weight: float | None) -> dict[
 
 def list_idle_options(method: str, options: OptionValues) -> list[str]:
     """Return a line for a message about each option that has no effect with this method."""
-    penalty = options.get("penalty")
+    penalty = options.get("penalty") or "none"
     chosen = {
         "method": method,
         "penalty": penalty if isinstance(penalty, str) else "of your own",

@@ -7,6 +7,7 @@ segments save, and a penalty that reads them is refused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -59,6 +60,11 @@ class CostateNorms(Costates):
     def mask(self) -> Tensor:
         """[T + 1, B]: whether the costate exists."""
         return self.trajectory.mask.to(self.size.device)
+
+    @property
+    def entry_counts(self) -> Sequence[int]:
+        """The number of entries of each state x_0, ..., x_T: n for all of them."""
+        return [self.trajectory.network.n] * len(self.size)
 
     def squared_norms(self) -> Tensor:
         """||lam_t||^2, [T + 1, B], from the norms.

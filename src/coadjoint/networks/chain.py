@@ -30,10 +30,11 @@ from .chain_calls import (
     restored_generators,
 )
 from .chain_run import ChainRun
+from .dense_stretch import end_of_stretch, run_dense
 from .interface import Net, check_positive
 from .maps import Conv, Dense, Flatten, MaxPool, Tied
 from .maps.starts import draw_weights
-from .stretches import MapStretch, Stretch, end_of_stretch, run_dense
+from .stretches import LinearStretch, MapStretch, Stretch
 
 SHORTEST_STRETCH = 2  # dense layers; a single one gains nothing from a sweep
 
@@ -246,6 +247,19 @@ class Chain(Net):
         return f"{self.text}, {sizes}, output={self.output!r}"
 
     @property
+    def as_chain(self) -> Chain:
+        """This chain."""
+        return self
+
+    def parameter_names(self) -> list[dict[str, str]]:
+        """For each map, the names in the chain of its parameters, by their names in the map."""
+        names = {id(p): name for name, p in self.named_parameters()}
+        by_map: list[dict[str, str]] = []
+        for module in self.maps:
+            by_map.append({name: names[id(p)] for name, p in module.named_parameters()})
+        return by_map
+
+    @property
     def dropout(self) -> float:  # type: ignore[override]
         """The largest share of entries that one of the maps drops in training."""
         return largest_dropout(self.modules())
@@ -297,24 +311,29 @@ class Chain(Net):
             )
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # where lam_0 = dL/dinput is taken
-        states = [x]
         stretches: list[Stretch] = []
         maps = list(self.maps)
-        with attention_with_derivatives(self):
+        before = x
+        with attention_with_derivatives(maps):
             begin = 0
             while begin < len(maps):
-                before = states[-1]
                 end = end_of_stretch(maps, begin, before)
                 stretch: Stretch
                 if end - begin >= SHORTEST_STRETCH:
                     stretch = run_dense(maps[begin:end], before)
                 else:
                     end = begin + 1
-                    stretch = MapStretch(before, call_map(begin, maps[begin], before))
+                    stretch = run_map(begin, maps[begin], before)
                 stretches.append(stretch)
-                states += stretch.states
+                before = stretch.last
                 begin = end
-        return ChainRun(self, batch, states, stretches, generators)
+        return ChainRun(self, batch, x, stretches, generators)
+
+
+def run_map(index: int, module: nn.Module, x: Tensor) -> MapStretch:
+    """Run one map, the one with this number in the chain."""
+    y = call_map(index, module, x)
+    return LinearStretch.of(module, x, y) or MapStretch(x, y)
 
 
 def list_maps(given: Sequence[nn.Module]) -> list[nn.Module]:

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import InputError, KindError, Unsupported, brief, whole_number
 from ..sweeps.torch_internals import change_count
+from .maps import Dense, Tied
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 DROPOUTS = (
@@ -21,6 +22,7 @@ DROPOUTS = (
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )
+DENSE = (Dense, Tied)  # a parametrisation, which may hold modules, gives a layer another class
 
 
 def check_counts(name: str, values: object) -> list[int]:
@@ -70,15 +72,22 @@ def call_map(index: int, module: nn.Module, x: Tensor) -> Tensor:
     return y
 
 
+def inner_modules(maps: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """All modules inside of maps, and the maps; dense layers, which hold none, are left out."""
+    for module in maps:
+        if type(module) not in DENSE:
+            yield from module.modules()
+
+
 def is_in_place(module: nn.Module) -> bool:
     """Whether a map overwrites its input, as ReLU(inplace=True) does."""
-    return any(getattr(inner, "inplace", False) is True for inner in module.modules())
+    return any(getattr(inner, "inplace", False) is True for inner in inner_modules([module]))
 
 
 def refuse_mixing(maps: Iterable[nn.Module]) -> None:
     """Refuse batch normalisation in training mode, which mixes the samples of a batch."""
     for index, module in enumerate(maps):
-        for inner in module.modules():
+        for inner in inner_modules([module]):
             uses_batch = isinstance(inner, BATCH_NORMS) and (
                 inner.training or not inner.track_running_stats
             )
@@ -96,9 +105,11 @@ def is_free_of_attention(kind: type[nn.Module]) -> bool:
     return kind.__module__.startswith(("torch.nn.", "coadjoint.")) and not is_attention
 
 
-def attention_with_derivatives(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+def attention_with_derivatives(
+    maps: Sequence[nn.Module],
+) -> contextlib.AbstractContextManager[None]:
     """A context in which attention has a second derivative: torch's fused kernels have none."""
-    if all(is_free_of_attention(type(inner)) for inner in module.modules()):
+    if all(is_free_of_attention(type(inner)) for inner in inner_modules(maps)):
         return contextlib.nullcontext()
     context: Callable[..., contextlib.AbstractContextManager[None]] = sdpa_kernel
     return context(SDPBackend.MATH)

@@ -20,6 +20,7 @@ from ..sweeps.costates import Axis, BaseCostates, stack_padded
 from ..sweeps.layout import Layout, check_dense, tensor_of
 from ..sweeps.norms import keep_where_zero, norm
 from ..sweeps.rows import scale, uniform_rows
+from .chain_loss import losses_and_slopes
 from .judge import Judge
 from .layers import refuse_transforms
 from .layerwise import Layerwise
@@ -58,6 +59,7 @@ class Evaluated(Protocol):
 class ChainRun:
     """One run of a Chain over B samples.
 
+    input     x_0, [B, ...]
     x         the states x_0 (the input), x_1, ..., x_L: x[i] is [B, ...], of any shape
     a         x_L, the pre-outputs; y_hat = phi(a)
 
@@ -80,12 +82,20 @@ class ChainRun:
 
     network: Chain
     batch: Batch
-    x: Sequence[Tensor]
+    input: Tensor
     stretches: Sequence[Stretch]
     generators: list[Tensor] | None = None  # states of the random generators before the run
 
     def __repr__(self) -> str:
-        return f"<ChainRun of {len(self.x[0])} samples, {len(self.x) - 1} maps>"
+        return f"<ChainRun of {len(self.input)} samples, {len(self.x) - 1} maps>"
+
+    @functools.cached_property
+    def x(self) -> Sequence[Tensor]:
+        """The states x_0, ..., x_L, each [B, ...]."""
+        states = [self.input]
+        for stretch in self.stretches:
+            states += stretch.states
+        return states
 
     @property
     def states(self) -> Sequence[Tensor]:
@@ -100,7 +110,7 @@ class ChainRun:
     @property
     def a(self) -> Tensor:
         """The pre-outputs x_L, [B, ...]."""
-        return self.x[-1]
+        return self.stretches[-1].last
 
     @functools.cached_property
     def y_hat(self) -> Tensor:
@@ -123,6 +133,12 @@ class ChainRun:
         mask    weights of the samples' losses, [B]; 0 leaves one out, whatever y holds there
         reduce  makes no difference here: a sample has one output
         """
+        return self._loss_and_slope(loss, y, mask, reduce)[0]
+
+    def _loss_and_slope(
+        self, loss: LossLike | Tensor, y: ArrayLike | None, mask: Tensor | None, reduce: str
+    ) -> tuple[Tensor, Tensor | None]:
+        """The loss of each sample, [B], and its slope by a, shaped like a, if that is known."""
         B = len(self.a)
         if isinstance(loss, Tensor):
             if check_dense("the loss", loss).shape != (B,):
@@ -131,15 +147,30 @@ class ChainRun:
                     f"the loss is {got}; expected one value for each sample, shape [{B}]. "
                     "coadjoint averages over samples itself."
                 )
-            return loss
-        a = self.a.flatten(1)
+            return loss, None
+        value, slope = losses_and_slopes(self.judge(loss, y, mask, reduce), self.a_rows)
+        return value, None if slope is None else slope.view(self.a.shape)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the outputs lie in rows: one for each sample."""
+        return Layout(uniform_rows(1, len(self.a)), None)
+
+    @property
+    def a_rows(self) -> Tensor:
+        """The pre-outputs in rows, [B, outputs]."""
+        return self.a.flatten(1)
+
+    def judge(
+        self, loss: LossLike, y: ArrayLike | None, mask: ArrayLike | None, reduce: str
+    ) -> Judge:
+        """The loss as a function of `a_rows`; arguments as in `loss`."""
+        a = self.a_rows
         if y is not None:
             y = tensor_of("the target y", y, a)
             if y.shape == self.a.shape:  # an image as the target of an image
                 y = y.flatten(1)
-        layout = Layout(uniform_rows(1, B), None)
-        judge = Judge.of(self.network, layout, loss, y, mask, reduce, a)
-        return judge.sample_losses(a)
+        return Judge.of(self.network, self.layout, loss, y, mask, reduce, a)
 
     def costates(
         self,
@@ -158,8 +189,9 @@ class ChainRun:
         create_graph = torch.is_grad_enabled()
         run = self if isinstance(loss, Tensor) else self.with_graph()
         with torch.enable_grad():
-            value = run.loss(loss, y, mask=mask, reduce=reduce)
-            top = run._loss_gradient(value, create_graph)
+            value, top = run._loss_and_slope(loss, y, mask, reduce)
+            if top is None:
+                top = run._loss_gradient(value, create_graph)
             blocks = run._costate_blocks(top, create_graph)
         if not create_graph:
             value = value.detach()
@@ -190,14 +222,15 @@ class ChainRun:
         """
         mantissa, k = normalise(top)
         blocks = [ScaledBlock(mantissa.flatten(1)[None], k[None])]
-        first = len(self.x) - 1  # the number of the state before the stretch
-        for stretch in reversed(self.stretches):
-            first -= len(stretch.states)
+        for i, stretch in reversed(list(enumerate(self.stretches))):
             block = stretch.costates(mantissa, create_graph)
             block = ScaledBlock(block.mantissa, block.exponent + k)
+            if len(block.mantissa) > len(stretch):  # its last row is the first of the block above
+                block = join_above(block, blocks)
             blocks.append(block)
-            k = block.exponent[0]
-            mantissa = block.mantissa[0].view(self.x[first].shape)
+            if i > 0:
+                k = block.exponent[0]
+                mantissa = block.mantissa[0].view(self.stretches[i - 1].last.shape)
         if not create_graph:
             blocks = [ScaledBlock(block.mantissa.detach(), block.exponent) for block in blocks]
         return blocks[::-1]
@@ -230,18 +263,18 @@ class ChainRun:
         pulled: list[Tensor] = []
         with torch.enable_grad():
             for stretch in run.stretches:
-                count = len(stretch.states)
-                pulled += stretch.pull(w[len(pulled) : len(pulled) + count], create_graph)
+                done = len(pulled)
+                pulled += stretch.pull(w[done : done + len(stretch)], create_graph)
         return pulled if create_graph else [y.detach() for y in pulled]
 
     def push_states(self, dx: Tensor) -> list[Tensor]:
         """The changes of x_1, ..., x_L for a change dx [B, ...] of the input."""
-        dx = tensor_of("the direction dx", dx, self.x[0])
+        dx = tensor_of("the direction dx", dx, self.input)
         if not dx.is_floating_point():
             raise KindError(f"the direction dx must hold real numbers; got {dx.dtype}.")
-        if dx.shape != self.x[0].shape:
+        if dx.shape != self.input.shape:
             raise InputError(
-                f"a direction of the input has its shape, {list(self.x[0].shape)}; "
+                f"a direction of the input has its shape, {list(self.input.shape)}; "
                 f"got {list(dx.shape)}."
             )
         is_needed = torch.is_grad_enabled()
@@ -273,6 +306,14 @@ class ChainRun:
         lam = evaluation.costates
         assert isinstance(lam, ChainCostates)
         return Layerwise(self, lam, evaluation.batch)
+
+
+def join_above(block: ScaledBlock, blocks: list[ScaledBlock]) -> ScaledBlock:
+    """The block without what the one above it holds already; a block of one row gives way."""
+    if len(blocks[-1].mantissa) == 1:
+        blocks.pop()
+        return block
+    return ScaledBlock(block.mantissa[:-1], block.exponent[:-1])
 
 
 class ChainCostates(BaseCostates):

@@ -30,6 +30,7 @@ from ..sweeps.torch_internals import has_hooks
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from .chain import Chain
     from .layers import Recorded
     from .network import Network
     from .recurrence import Recurrence
@@ -125,6 +126,11 @@ class Net(PicklableModule, ABC):
     @property
     def one_layer(self) -> Network | None:
         """This network if it is a single recurrent layer with a readout; None otherwise."""
+        return None
+
+    @property
+    def as_chain(self) -> Chain | None:
+        """This network if it is a chain of maps; None otherwise."""
         return None
 
     @property

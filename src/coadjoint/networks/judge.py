@@ -244,6 +244,12 @@ class RunOutputs(HasLayout):
         """
         return self.loss_from_rows(loss, y, mask, reduce, self.a_rows)
 
+    def judge(
+        self, loss: LossLike, y: ArrayLike | None, mask: ArrayLike | None, reduce: str
+    ) -> Judge:
+        """The loss as a function of pre-outputs in rows; arguments as in `loss`."""
+        return Judge.of(self.network, self.layout, loss, y, mask, reduce, self.a_rows)
+
     def loss_from_rows(
         self,
         loss: LossLike | Tensor,
@@ -257,8 +263,7 @@ class RunOutputs(HasLayout):
         A loss given as values [B] is returned as it is, after a check. Arguments as in `loss`.
         """
         if not isinstance(loss, Tensor):
-            judge = Judge.of(self.network, self.layout, loss, y, mask, reduce, a_rows)
-            return judge.sample_losses(a_rows)
+            return self.judge(loss, y, mask, reduce).sample_losses(a_rows)
         B = self.layout.rows.B
         if check_dense("the loss", loss).shape != (B,):
             got = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"

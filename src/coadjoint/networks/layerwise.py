@@ -46,31 +46,34 @@ class Layerwise:
         """
         net = self.run.network
         net.refuse_if_random("components by layer")
-        names = {id(p): name for name, p in net.named_parameters()}
         shares = self.batch.weights(self.lam.loss[None]) / len(self.lam.loss)
         terms: list[Gradient] = []
         exponents: list[int] = []
+        names_by_map = net.parameter_names()
         for i, module in enumerate(net.maps, start=1):
             k = self.lam.exponent[i]
             m = int(k.max())
             mantissa = self.lam.mantissa_at(i).detach()
             entry_axes = (1,) * (mantissa.dim() - 1)
             w = scale(mantissa, (k - m).reshape(-1, *entry_axes)) * shares.reshape(-1, *entry_axes)
-            found = pull_parameters(module, self.run.x[i - 1].detach(), w)
-            own_names = {name: names[id(p)] for name, p in module.named_parameters()}
-            terms.append({own_names[name]: g.detach().double() for name, g in found.items()})
+            found: Gradient = {}
+            if any(p.requires_grad for p in module.parameters()):
+                found = pull_parameters(module, self.run.x[i - 1].detach(), w)
+            names = names_by_map[i - 1]
+            terms.append({names[name]: g.detach().double() for name, g in found.items()})
             exponents.append(m)
         return terms, exponents
 
+    def without_exponents(self) -> tuple[ScaledTerms, list[int]]:
+        """Return the terms grad_i 2^{-m_i}, and m_1..m_L; see `scaled`."""
+        terms, exponents = self.scaled
+        return ScaledTerms(terms), exponents
+
     def norms(self) -> dict[str, Tensor]:
         """Compute ||grad_i|| of all parameters of map i jointly, [L] float64, under "joint"."""
-        terms, exponents = self.scaled
-        sizes: list[Tensor] = []
-        for term in terms:
-            squares = [g.square().sum() for g in term.values()]
-            sizes.append(torch.stack(squares).sum().sqrt() if squares else torch.zeros(()).double())
-        m = torch.tensor(exponents)
-        return {"joint": scale(torch.stack(sizes).cpu(), m)}
+        terms, exponents = self.without_exponents()
+        sizes = terms.norms()["joint"].cpu()
+        return {"joint": scale(sizes, torch.tensor(exponents))}
 
     def at(self, i: int) -> Gradient:
         """Compute grad_i, i = 1..L, by parameter name."""
@@ -89,6 +92,26 @@ class Layerwise:
                 f"w has shape {list(w.shape)}; expected one weight for each layer, [{L}]."
             )
         return sum_terms([self.at(i) for i in range(1, L + 1)], w)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledTerms:
+    """Terms of a gradient, one for each layer, in units of their own."""
+
+    terms: Sequence[Gradient]
+
+    def norms(self) -> dict[str, Tensor]:
+        """The norms of the terms, of all their parameters jointly, [L] float64, under "joint"."""
+        sizes: list[Tensor] = []
+        for term in self.terms:
+            squares = [g.square().sum() for g in term.values()]
+            sizes.append(torch.stack(squares).sum().sqrt() if squares else torch.zeros(()).double())
+        like = sizes[-1]
+        return {"joint": torch.stack([size.to(like.device) for size in sizes])}
+
+    def weighted(self, w: Tensor) -> Gradient:
+        """The sum of w_i term_i by parameter name, with weights w [L]."""
+        return sum_terms(self.terms, w)
 
 
 def sum_terms(terms: Sequence[Gradient], w: Tensor) -> Gradient:

@@ -192,6 +192,15 @@ class OutputCostates(BaseCostates):
         """mantissa_i [B, n_i], on the device and of the type of the loss."""
         return [rows_of(part.value).to(self.loss) for part in self.parts]
 
+    def last_mantissa(self) -> Tensor:
+        """[B, n]: the mantissa of the last output's costate."""
+        return self._mantissas()[-1]
+
+    @property
+    def visible_states(self) -> Tensor:
+        """The outputs, [outputs, B, n], zero-padded to one width."""
+        return stack_padded([rows_of(x).to(self.loss) for x in self.trajectory.states])
+
     def pull_mantissas(self) -> Tensor:
         """J_i' mantissa_i, i = 1..L, J_i = dx_i/dx_{i-1}: [L, B, n], zero-padded to one width."""
         return self.trajectory.pull_from_each([part.value for part in self.parts[1:]])

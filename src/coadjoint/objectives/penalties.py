@@ -125,9 +125,8 @@ def ratio(lam: BaseCostates) -> Tensor:
 @register("log-variance")
 def log_variance(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (log ||lam_t|| - mean_s log ||lam_s||)^2"""
-    return masked_variance(lam.log_norms()[lam.first :], lam.nonzero[lam.first :]).to(
-        lam.loss.dtype
-    )
+    is_nonzero = lam.nonzero[lam.first :]
+    return masked_variance(lam.log_norms()[lam.first :], is_nonzero).to(lam.loss.dtype)
 
 
 @register("end-points")
@@ -337,9 +336,8 @@ def log_decay(lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> T
         raise KindError(f"log_decay takes Costates, or those of several layers; got {brief(lam)}.")
     decays = []
     for layer in layers:
-        r = layer.log_ratios()[
-            layer.first :
-        ].detach()  # NaN where one of the two is zero or missing
+        # NaN where one of the two is zero or missing
+        r = layer.log_ratios()[layer.first :].detach()
         on = ~r.isnan()
         decays.append(torch.where(on.any(0), masked_mean(r, on).abs(), math.nan))
     return decays[0] if len(decays) == 1 else torch.stack(decays).nanmean(0)

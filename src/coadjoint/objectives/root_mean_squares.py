@@ -40,6 +40,11 @@ class RootMeanSquares(BaseCostates):
         return self.own.axis
 
     @property
+    def first(self) -> int:  # type: ignore[override]
+        """Where penalties begin."""
+        return self.own.first
+
+    @property
     def sweep(self) -> SweepRun | None:  # type: ignore[override]
         """The recurrence's run, if the network is one."""
         return self.own.sweep
@@ -130,9 +135,9 @@ class RootMeanSquares(BaseCostates):
         """The 1-norms of the mantissas, [L + 1, B]."""
         return self.own.size_1 / self.roots[:, None]
 
-    def squares_at_zero(self) -> Tensor:
-        """[L + 1, B]: the squared norms of those costates that are zero, and 0 for the others."""
-        return self.own.squares_at_zero() / self.roots.square()[:, None]
+    def squared_norms(self) -> Tensor:
+        """||lam_i||^2 / n_i at true scale, [L + 1, B]; smooth at a zero costate."""
+        return self.own.squared_norms() / self.roots.square()[:, None]
 
 
 class LayeredRootMeanSquares:

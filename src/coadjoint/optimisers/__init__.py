@@ -9,6 +9,7 @@ directions           the gradient, or what takes its place
 step_rules           how much of a step is taken: constant, Galvan, Armijo, Wolfe
 steppers             what moves the weights
 curvature            Gauss-Newton, structural damping and Hessian products
+chain_jacobian       how the states of a chain change with its weights
 weight_jacobian      how states and outputs change with the weights, forwards and backwards
 conjugate_gradients  linear systems with a matrix that is given by its products
 hessian_free         Newton steps without the Hessian

@@ -6,10 +6,10 @@ With a = a(theta) the pre-outputs of a batch and x = x(theta) its states,
     J' w  = the gradient of <w, a> + <s, x>                           one adjoint sweep
     G  v  = J_a' H J_a v / B    H: the Hessian of each sample's loss by its own a, positive
                                 semidefinite where the loss is convex in a
-    S  v  = J_x' J_x v / B      how much the states move, t = 1..T
+    S  v  = J_x' J_x v / B      how much the states move, t = 1..T, or those of layers i = 1..L
 
-Nothing is differentiated twice through time. The product with the Hessian itself (exact, perhaps
-indefinite) is beside them.
+Nothing is differentiated twice through time or depth. The product with the Hessian itself (exact,
+perhaps indefinite) is beside them.
 
 Example:
     >>> import torch
@@ -34,13 +34,13 @@ from torch import Tensor, nn
 from ..errors import InputError, Unsupported, check_seed, renamed_attributes, whole_number
 from ..gradients.evaluation import Gradient, guard_weights
 from ..gradients.method import check_arguments, trained_parameters
+from ..networks.chain_run import ChainRun
 from ..networks.interface import Net
-from ..networks.judge import Judge
-from ..networks.network import Network
 from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LOSSES, Loss, LossLike
 from ..sweeps.layout import check_dense
+from .chain_jacobian import ChainJacobian
 from .conjugate_gradients import CGSolution as CGSolution
 from .conjugate_gradients import conjugate_gradients as conjugate_gradients
 from .weight_jacobian import WeightJacobian
@@ -90,7 +90,8 @@ class Curvature:
     """The curvature of the mean loss of a batch, at the network's current weights.
 
     Vectors are flat, in the order of `packing`; weights of samples count as in the objective.
-    run: the batch's trajectory at these weights, if there is one already.
+    net: a co.Network, or a co.Chain; others are refused.
+    run: the batch's run at these weights, if there is one already.
 
     >>> import coadjoint as co
     >>> net = co.Network("elman", inputs=1, hidden=2, outputs=1)
@@ -101,7 +102,7 @@ class Curvature:
     """
 
     def __init__(
-        self, net: Network, batch: Batch, loss: LossLike, run: Trajectory | None = None
+        self, net: Net, batch: Batch, loss: LossLike, run: Trajectory | ChainRun | None = None
     ) -> None:
         batch = check_arguments(net, batch)
         refuse_if_no_curvature(net, loss)
@@ -112,10 +113,12 @@ class Curvature:
         self.parameters = trained_parameters(net)
         self.packing = Packing.of(self.parameters)
         with torch.no_grad():
-            self.run = net.run(batch) if run is None else run
+            known = net.run(batch) if run is None else run
+        assert isinstance(known, Trajectory | ChainRun)  # those of networks that are not refused
+        self.run = known
         layout = self.run.layout
         rows = layout.rows
-        self.judge = Judge.of(net, layout, loss, batch.y, batch.mask, batch.reduce, self.run.a_rows)
+        self.judge = self.run.judge(loss, batch.y, batch.mask, batch.reduce)
         with torch.enable_grad():
             # The gradient by the pre-outputs keeps its graph, for products with their Hessian.
             self.pre = self.run.a_rows.detach().requires_grad_()
@@ -130,8 +133,10 @@ class Curvature:
             self.state_shares = shares[rows.sample.to(shares.device)][:, None]
 
     @functools.cached_property
-    def weights(self) -> WeightJacobian:
+    def weights(self) -> WeightJacobian | ChainJacobian:
         """J, how pre-outputs and states change with the weights; made when it is first needed."""
+        if isinstance(self.run, ChainRun):
+            return ChainJacobian(self.run, self.parameters)
         return WeightJacobian(self.run, self.parameters, self.batch.x0 is None)
 
     def gradient(self) -> Tensor:
@@ -160,16 +165,16 @@ class Curvature:
             return torch.zeros_like(v)
         if not states:
             return self.pull(of_a, None)
-        B = self.run.layout.rows.B
-        dx[:B] = 0  # S counts the states from t = 1 on
-        unit = states / B  # the factor of dx, if all samples have the same share
+        first = self.weights.first
+        dx[:first] = 0  # S counts the states from t = 1 on
+        unit = states / self.run.layout.rows.B  # the factor of dx, if all samples count alike
         if self.state_shares is not None:
-            dx[B:] *= states * self.state_shares
+            dx[first:] *= states * self.state_shares
             return self.pull(of_a, dx)
         if unit > TINY:
             # A sweep is linear: dx itself can be its source, which saves a pass over dx.
             return unit * self.pull(None if of_a is None else of_a / unit, dx)
-        dx[B:] *= unit  # of_a / unit could overflow
+        dx[first:] *= unit  # of_a / unit could overflow
         return self.pull(of_a, dx)
 
     def diagonal(self, probes: int = 1, seed: int = 0) -> Tensor:
@@ -215,7 +220,8 @@ class Curvature:
     def push(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """J v = (da, dx), in rows: the change of pre-outputs and states along v.
 
-        dx has the rows of all states, the B initial ones first.
+        dx has the rows of all states, the B initial ones first. For a chain it has a row for each
+        sample, with the entries of x_1, ..., x_L side by side.
         """
         return self.weights.push(list(self.packing.unpack(v).values()))
 
@@ -266,12 +272,15 @@ class Curvature:
 def refuse_if_no_curvature(net: Net, loss: LossLike) -> None:
     """Refuse networks and losses that have no curvature here."""
     layer = getattr(net, "one_layer", None)
-    if layer is None:
+    if layer is None and getattr(net, "as_chain", None) is None:
         raise Unsupported(
-            f"curvature is that of a co.Network; got {type(net).__name__}. Use another optimiser."
+            f"curvature is that of a co.Network or a co.Chain; got {type(net).__name__}. Use "
+            "another optimiser."
         )
     refuse_if_not_convex(loss, net.output)
     net.refuse_if_random("curvature")
+    if layer is None:
+        return
     cell = layer.cell
     # What a cell is given at each step is noise; for "inverse" it is a mask that never changes.
     if layer.training and cell is not None and cell.given and cell.name != "inverse":

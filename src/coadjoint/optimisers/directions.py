@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from ..errors import Unsupported
 from ..gradients.evaluation import Evaluation, Gradient
 from ..gradients.temporal import Temporal
+from ..networks.layerwise import Layerwise, ScaledTerms
 
 
 def dot(a: Gradient, b: Gradient) -> float:
@@ -36,27 +37,21 @@ def steepest(e: Evaluation, rng: np.random.Generator) -> Gradient:
 
 
 def temporal(e: Evaluation, rng: np.random.Generator) -> Gradient:
-    """A random mixture of the gradient's temporal components. Galvan (2016), chapter 3.
+    """A random mixture of the gradient's components by time step. Galvan (2016), chapter 3.
 
     The components by (W, R, b) of all time steps are brought to norm one, mixed with weights drawn
     uniformly from the simplex, and the mixture is brought to the norm of the gradient by (W, R, b).
     Other parameters take the plain gradient. Steps whose component is zero are left out; others
-    count alike, however small their components are.
+    count alike, however small their components are. For a co.Chain the components are those by
+    layer, of all parameters.
     """
-    layer = e.network.one_layer
     if e.rho or not e.share:  # the gradient has a part of a penalty, or is that of one alone
         raise Unsupported(
             "the temporal direction decomposes the gradient of the loss, not of a penalty: use "
             "BPTT."
         )
-    makes_weights = layer is not None and layer.cell is not None and layer.cell.weights is not None
-    if makes_weights or parametrize.is_parametrized(e.network, "W"):
-        raise Unsupported(
-            "the temporal direction needs W as a parameter, and this network computes W from "
-            "others."
-        )
     # Each component comes without its power of 2, which does not matter at norm one.
-    components, _ = Temporal.with_exponents(e)
+    components = components_by_layer(e) or components_by_time(e)
     norms = components.norms()["joint"]
     nonzero = (norms > 0).numpy(force=True)
     beta = np.zeros(len(nonzero))
@@ -74,9 +69,31 @@ def temporal(e: Evaluation, rng: np.random.Generator) -> Gradient:
     return direction
 
 
+def components_by_layer(e: Evaluation) -> ScaledTerms | None:
+    """The components of a chain's gradient without their powers of 2; None for other networks."""
+    if e.network.as_chain is None:
+        return None
+    components: object = e.components()
+    assert isinstance(components, Layerwise)
+    return components.without_exponents()[0]
+
+
+def components_by_time(e: Evaluation) -> Temporal:
+    """The components of a recurrent network's gradient without their powers of 2."""
+    layer = e.network.one_layer
+    makes_weights = layer is not None and layer.cell is not None and layer.cell.weights is not None
+    if makes_weights or parametrize.is_parametrized(e.network, "W"):
+        raise Unsupported(
+            "the temporal direction needs W as a parameter, and this network computes W from "
+            "others."
+        )
+    return Temporal.with_exponents(e)[0]
+
+
 DIRECTIONS: dict[str, Callable[[Evaluation, np.random.Generator], Gradient]] = {
     "steepest": steepest,
     "temporal": temporal,
+    "layerwise": temporal,  # the name that says what it does for a chain
 }
 
 

@@ -209,9 +209,9 @@ def clash_complaints(
         value = values.get(clash.option)
         if name in clash.optimisers and value:
             lines.append(clash.words.format(optimiser=name, value=value))
-    if direction == "temporal" and method not in ("bptt", "rtrl"):
+    if direction in ("temporal", "layerwise") and method not in ("bptt", "rtrl"):
         lines.append(
-            "$direction temporal decomposes the gradient of the loss: leave out $method "
+            f"$direction {direction} decomposes the gradient of the loss: leave out $method "
             f"{method} and $penalty."
         )
     return lines

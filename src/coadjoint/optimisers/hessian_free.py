@@ -25,7 +25,8 @@ from ..errors import InputError, NumericalError, real, whole_number
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Gradient
 from ..gradients.method import Method
-from ..networks.network import Network
+from ..networks.chain_run import ChainRun
+from ..networks.interface import Net
 from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
@@ -98,7 +99,7 @@ class HessianFree:
 
     def step(
         self,
-        net: Network,
+        net: Net,
         batch: Batch,
         loss: LossLike,
         curvature: Batch | None = None,
@@ -115,7 +116,7 @@ class HessianFree:
         e = gradient_method.evaluate(net, batch, loss)
         if curvature is None:
             run = e.trajectory
-            assert isinstance(run, Trajectory)  # every co.Network runs as one
+            assert isinstance(run, Trajectory | ChainRun)  # other networks are refused
             c = Curvature(net, batch, loss, run)  # the run of the gradient serves again
         else:
             c = Curvature(net, curvature, loss)

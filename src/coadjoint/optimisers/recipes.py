@@ -176,7 +176,7 @@ class Optimiser:
         self.stepper(net)
         if self.name == "hessian-free":
             with contextlib.suppress(NumericalError):
-                Curvature(net, batch, loss)  # type: ignore[arg-type]
+                Curvature(net, batch, loss)
 
 
 def optimiser(

@@ -351,7 +351,7 @@ class HessianFreeStepper:
         """Move the weights; the figures are those of the step's report. `rate` is not used."""
         assert at.curvature is not None
         batch = at.curvature()
-        c = Curvature(at.net, batch, at.loss)  # type: ignore[arg-type]
+        c = Curvature(at.net, batch, at.loss)
         report = self.optimiser.minimise(c, at.gradient, at.objective, at.value)
         at.spend(report.work * len(batch.sizes))
         return {

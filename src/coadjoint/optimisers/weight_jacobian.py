@@ -140,6 +140,7 @@ class WeightJacobian:
         assert net.cell is not None  # a run with a formula has a cell
         self.net = net
         self.rows = run.layout.rows
+        self.first = self.rows.B  # rows of dx before those of x_1
         self.u = run.u_rows
         self.swept = swept
         self.given_width = len(net.cell.given) * net.hidden  # of data that no weight multiplies

@@ -61,12 +61,12 @@ class _Norm(SweepFunction):
         return torch.where(is_normal, (unit * dx).sum(-1), 0)
 
 
-def is_within_range(size: Tensor, low: float) -> bool:
-    """Is every entry above `low` and finite? Call it on a CPU only: a GPU would be waited for."""
+def is_within_range(size: Tensor, low: float, high: float = math.inf) -> bool:
+    """Is every entry above `low` and below `high`? On a CPU only: a GPU would be waited for."""
     if not size.numel():
         return True
     least, most = size.detach().aminmax()  # torch 2.11 has no forward-mode derivative of it
-    return least.item() > low and most.item() < math.inf
+    return least.item() > low and most.item() < high
 
 
 def norm(x: Tensor) -> Tensor:

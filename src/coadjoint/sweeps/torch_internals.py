@@ -33,13 +33,6 @@ __all__ = [
 Method = TypeVar("Method", bound=Callable[..., object])
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 PROXY = torch._C._TorchDispatchModeKey.PROXY
-GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 # modes
@@ -212,9 +205,18 @@ def is_compiled(module: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Does torch do something around a call of this module: hooks, or compiled code?"""
-    on_module = any(getattr(module, name) for name in HOOKS)
-    on_all_modules = any(getattr(torch_module, name) for name in GLOBAL_HOOKS)
-    return on_module or on_all_modules or module._compiled_call_impl is not None
+    # Written out: a chain asks this of each of its maps at every run.
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+        or module._compiled_call_impl is not None
+    )
 
 
 def exclude_from_compile(method: Method) -> Method:

@@ -316,6 +316,21 @@ class Data(Collection):
         mean, std = (torch.from_numpy(scale).to(a.dtype) for scale in d.target_scale())
         return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
 
+    def pixels(self, values: Tensor) -> Tensor | None:
+        """Return inputs, targets or outputs as images in the units of the file, as `Task.pixels`.
+
+        An array [height, width] is an image of one channel. None for other samples, and for those
+        with missing values.
+        """
+        d = self.description
+        shape = d.sample_shape
+        if shape is None or len(shape) not in (2, 3) or d.masked:
+            return None
+        scales = (torch.tensor(scale, dtype=torch.float64) for scale in (d.mean, d.std))
+        mean, std = (scale.reshape(-1, *(1 for _ in shape[1:])) for scale in scales)
+        images = values.double().reshape(-1, *shape) * std + mean
+        return images if len(shape) == 3 else images[:, None]
+
     def score(self, a: Tensor, batch: Batch) -> Scores:
         """Return the accuracy, or squared and absolute error in the target's own units."""
         a = a.detach()

@@ -100,7 +100,9 @@ def denoise(task: Task, noise: float = 0.0) -> Denoising:
     for split, samples in task.sets.items():
         assert isinstance(samples, Samples)  # what a task with a shape is made of
         clean[split] = Samples(samples.x.reshape(len(samples), -1), ids=samples.ids)
-    return Denoising(task.name, clean, noise)
+    restored = Denoising(task.name, clean, noise)
+    restored.image_shape = task.image_shape or task.shape
+    return restored
 
 
 def noisy_copies(samples: Samples | Sequences, noise: float, split: str) -> Samples:

@@ -15,6 +15,7 @@ from .task import Collection, Samples, Scores, Sequences, count_right, pairs_of_
 
 EACH = 30  # images of each digit in "valid", and in "test"
 PIXELS = 64
+IMAGE = (1, 8, 8)
 
 
 class DigitClasses(Collection):
@@ -77,6 +78,7 @@ class FlatDigits(DigitClasses):
     name = "digits-flat"
     inputs = PIXELS
     shape = (PIXELS,)
+    image_shape = IMAGE
 
     def __init__(self) -> None:
         super().__init__(load_samples(self.name, self.shape))
@@ -90,7 +92,7 @@ class DigitImages(DigitClasses):
 
     name = "digits-image"
     inputs = PIXELS
-    shape = (1, 8, 8)
+    shape = IMAGE
 
     def __init__(self) -> None:
         super().__init__(load_samples(self.name, self.shape))
@@ -103,6 +105,8 @@ class NoisyDigits(Denoising):
 
     Images and split are those of `Digits`; metric "mse", the squared error per pixel.
     """
+
+    image_shape = IMAGE
 
     def __init__(self, noise: float = 0.2) -> None:
         name = "digits-denoise"

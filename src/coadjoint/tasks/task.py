@@ -63,6 +63,8 @@ class Task:
 
     inputs, outputs  the entries of u_t (of a sample without time) and of a
     shape            the shape of a sample without time, such as (1, 8, 8); None for sequences
+    image_shape      (channels, height, width) of a sample that is an image, for pictures of it;
+                     None for a sample without, and for one whose `shape` says it
     readout          "last", "every", or "sequence" if the answer has its own length (for an
                      EncoderDecoder)
     output           the output function
@@ -78,6 +80,7 @@ class Task:
     inputs: int
     outputs: int
     shape: tuple[int, ...] | None = None
+    image_shape: tuple[int, ...] | None = None
     readout: str = "last"
     output: str = "identity"
     loss: LossLike = "squared"
@@ -122,6 +125,17 @@ class Task:
         if self.output == "sigmoid":
             return pairs_of_text(list_true, y > 0.5, a > 0)
         return pairs_of_text(list_numbers, y, a)
+
+    def pixels(self, values: Tensor) -> Tensor | None:
+        """Return inputs, targets or outputs [B, ...] as images [B, channels, height, width].
+
+        None if the samples of this task are no images: they have neither an `image_shape` nor three
+        axes.
+        """
+        shape = self.image_shape or self.shape
+        if shape is None or len(shape) != 3:
+            return None
+        return values.reshape(-1, *shape)
 
 
 def pairs_of_text(

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ..errors import StorageError
 from .files import open_for_update, replacing, storage_errors
 from .json_types import JsonObject, JsonValue
 
+NUMBER_LINES = re.compile(r"\[\n( *-?\d[\d.eE+-]*,?\n)+ *\]")
 BLOCK = 2**20  # bytes of a long file that are read at a time
 
 
@@ -51,6 +53,14 @@ def dumps(
     return json.dumps(
         plain, allow_nan=False, ensure_ascii=False, indent=indent, separators=separators
     )
+
+
+def join_numbers(text: str) -> str:
+    """JSON text with indents in which a list of numbers stands on one line.
+
+    A string has no line breaks of its own, so that the lists found are no part of one.
+    """
+    return NUMBER_LINES.sub(lambda match: "".join(match[0].split()), text)
 
 
 class JsonRows:

@@ -28,7 +28,7 @@ from . import schemas, storage
 from .display import Display
 from .environment import describe_environment
 from .files import is_real_folder, is_same_file, remove_leftovers, replace, storage_errors
-from .json_rows import JsonRows, dumps, to_json_types
+from .json_rows import JsonRows, dumps, join_numbers, to_json_types
 from .json_types import JsonObject, Row
 from .lock import Lock
 from .plan import Plan
@@ -371,7 +371,7 @@ class RunFolder:
     def write_result(self, result: JsonObject) -> None:
         """Write result.json."""
         if self.path is not None:
-            replace(self.path / "result.json", dumps(result, indent=1))
+            replace(self.path / "result.json", join_numbers(dumps(result, indent=1)))
 
     def write_model(self, run: Run) -> None:
         """Write model.safetensors: the present weights, and the description of the run."""

@@ -24,7 +24,7 @@ from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_
 from .run_folder import RunFolder
 from .step import StepEvaluator, StepResult
 from .storage import Checkpoint
-from .validation import collect_examples
+from .validation import collect_examples, collect_pictures
 from .watch import Watch
 
 Metrics = dict[str, dict[str, float]]  # by split, then by name
@@ -364,9 +364,11 @@ class Training:
         if self.plan.recipe.direction != "steepest":
             distances = summarise_distances(self.distance_rows())
         examples: list[Row] = []
+        pictures: JsonObject | None = None
         if metrics:
             examples = collect_examples(self.net, self.task, self.plan.seed)
-        return {
+            pictures = collect_pictures(self.net, self.task, self.plan.seed)
+        result: JsonObject = {
             "status": status,
             "step": self.step,
             "seconds": round(self.elapsed(), 3),
@@ -385,6 +387,9 @@ class Training:
             "parameters": sum(p.numel() for p in self.net.parameters()),
             "examples": examples,
         }
+        if pictures is not None:
+            result["pictures"] = pictures
+        return result
 
     def distance_rows(self) -> Iterable[Row]:
         """The rows of the whole run that may hold the distance of a direction from the gradient."""

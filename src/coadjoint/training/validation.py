@@ -11,12 +11,13 @@ from torch import Tensor
 from ..errors import CoadjointError, NumericalError, Unsupported, check_kind
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation
-from ..networks.interface import Net, check_net
+from ..networks.interface import Net, NetRun, check_net
 from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
 from ..sweeps.costates import TIME
 from ..tasks.task import Task
-from .json_types import Row
+from .json_types import JsonObject, Row
+from .pictures import make_pictures
 
 
 def evaluate(
@@ -57,20 +58,31 @@ def evaluate(
     return values
 
 
-def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
-    """Targets and predictions of at most `k` held-out sequences, as text, in a row for each.
+def run_examples(net: Net, task: Task, seed: int, k: int) -> tuple[Batch, NetRun, Tensor] | None:
+    """A batch of at most `k` held-out sequences, the network's run over it, and its pre-outputs.
 
-    With readout "every" those at the last step; of a task with sequences as answers the whole
-    answer. An empty list if the network overflows on them.
+    None if the network overflows on them.
     """
     split = task.splits[-1] if task.splits else "train"
     batch = net.move_batch(next(task.held_out(split, seed, "examples", k)))
     try:
         with torch.no_grad(), evaluation_mode(net):
             run = net.run(batch)
-            outputs = run.a
+            return batch, run, run.a
     except NumericalError:
+        return None
+
+
+def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
+    """Targets and predictions of at most `k` held-out sequences, as text, in a row for each.
+
+    With readout "every" those at the last step; of a task with sequences as answers the whole
+    answer. An empty list if the network overflows on them.
+    """
+    ran = run_examples(net, task, seed, k)
+    if ran is None:
         return []
+    batch, run, outputs = ran
     targets = batch.y
     lengths = getattr(run, "lengths", None)  # only the run of a recurrent network has them
     if task.readout == "every":
@@ -90,6 +102,20 @@ def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
             example["note"] = f"{int(lengths[i])} steps"
         examples.append(example)
     return examples
+
+
+def collect_pictures(net: Net, task: Task, seed: int, k: int = 8) -> JsonObject | None:
+    """The samples of `collect_examples` as pictures, if they are images: see `make_pictures`.
+
+    None if they are not, or if the network overflows on them.
+    """
+    if task.shape is None:  # sequences
+        return None
+    ran = run_examples(net, task, seed, k)
+    if ran is None:
+        return None
+    batch, _, outputs = ran
+    return make_pictures(task, batch, outputs, k)
 
 
 def locate_nonfinite(e: Evaluation) -> str:

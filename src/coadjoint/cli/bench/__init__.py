@@ -2,6 +2,8 @@
 
 clock               timing: contenders take turns, and medians count
 problems            the gradients that are timed, and who computes them
+mlp                 a deep network, a gradient over layers
+subjects            what can be measured, by name
 limits              the capacity of the machine, and the least work of a gradient
 hessian_free_step   a Hessian-free step and its parts
 measure             the options and the rows of a benchmark

@@ -10,6 +10,7 @@ from ...gradients.bptt import BPTT
 from ...objectives.batch import Batch
 from ...optimisers.curvature import Curvature
 from ...optimisers.hessian_free import HessianFree
+from ...optimisers.weight_jacobian import WeightJacobian
 from ...sweeps.affine import affine
 from ...sweeps.chunks import sum_products
 from .clock import format_ms, time_calls
@@ -90,6 +91,7 @@ def measure_step(size: Size, rounds: int) -> HessianFreeStep:
 
     _, B, d = size
     weights = Curvature(net, batch, "cross-entropy").weights
+    assert isinstance(weights, WeightJacobian)
     plan = weights.swept.plan
     saved = weights.swept.saved
     W = problem.weights["W"]

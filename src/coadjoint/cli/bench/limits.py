@@ -7,6 +7,7 @@ import torch
 from ...cells import library
 from ...cells.cell import Cell
 from .clock import best_time, tf32
+from .mlp import MLP
 from .problems import DIRECTIONS, FORMULAS, LAYERS, PRODUCTS, Size
 
 
@@ -51,7 +52,12 @@ def measure_limits(device: str) -> dict[str, float]:
 
 
 def formula_of(cell: str) -> Cell:
-    """The cell of a network, or that of a module: "lstm" gives the same as "nn.LSTM"."""
+    """The cell of a network, or that of a module: "lstm" gives the same as "nn.LSTM".
+
+    A deep network is swept as an elman over its layers.
+    """
+    if cell == MLP:
+        return library.named("elman")
     return library.named(FORMULAS.get(cell, cell))
 
 

@@ -17,18 +17,17 @@ from ...errors import InputError, MissingError, choose
 from .clock import finite_or_none, first_line, relative_difference, time_in_turns
 from .hessian_free_step import HESSIAN_FREE, HESSIAN_FREE_SIZE
 from .limits import flops, formula_of, gemm_rate, layer_inputs, traffic
+from .mlp import MLP, MLP_SIZES
 from .problems import (
     OURS,
     PEERS,
     PRODUCTS,
     SIZES,
-    SUBJECTS,
-    ModuleProblem,
-    NetworkProblem,
     Run,
     Size,
     size_text,
 )
+from .subjects import SUBJECTS, Problem
 
 Tick = Callable[[float, int, str | None], None]  # rows done, of how many, text to show
 Times = dict[str, dict[str, float]]  # by kind of gradient and contender
@@ -187,7 +186,7 @@ def measure_row(
 
 
 def collect_runs(
-    problem: NetworkProblem | ModuleProblem, peers: tuple[str, ...], failed: dict[str, str]
+    problem: Problem, peers: tuple[str, ...], failed: dict[str, str]
 ) -> dict[Contender, Run]:
     """The runs of ours and of all peers; a peer that cannot be set up is added to `failed`."""
     contenders = problem.contenders(OURS)
@@ -267,6 +266,12 @@ class BenchOptions:
         if HESSIAN_FREE not in self.cells or self.device != "cpu":
             return ()
         return (HESSIAN_FREE_SIZE,) if self.sizes == SIZES[self.device] else self.sizes
+
+    def sizes_of(self, cell: str) -> tuple[Size, ...]:
+        """The sizes of one cell: a deep network has its own, unless sizes were asked for."""
+        if cell == MLP and self.sizes == SIZES[self.device]:
+            return MLP_SIZES
+        return self.sizes
 
     @property
     def command(self) -> str:

@@ -391,12 +391,6 @@ class ModuleProblem:
         return runs
 
 
-SUBJECTS: dict[str, type[NetworkProblem] | type[ModuleProblem]] = {
-    **dict.fromkeys(MODULES, NetworkProblem),
-    **dict.fromkeys(FORMULAS, ModuleProblem),
-}
-
-
 def load_jax(device: str) -> JAX:
     """JAX for one device, refused if it is not installed or does not find the device.
 

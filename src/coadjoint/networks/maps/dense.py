@@ -109,6 +109,10 @@ class Dense(MatrixMap):
         """W."""
         return self.W
 
+    def effective(self) -> tuple[Tensor, Tensor | None, str]:
+        """W, b and the name of the activation."""
+        return self.W, self.b, self.activation
+
     def adjoint_by_weight(self, x: Tensor, y: Tensor) -> Tensor:
         """The sum over samples of y x', (4.5)."""
         return self.adjoint_by_matrix(x, y)

@@ -11,7 +11,8 @@ from urllib.parse import quote
 from ..metric_names import metric_stem
 from .comparison import PAGE, Comparison, TaskRows, success_share, successful_runs
 from .curves import Curve
-from .figures import Dot, LineChart, PageFigure, ValueAxis, dot_figure
+from .depth_figures import depth_curves, depth_figures
+from .figures import SEED_MARKS, Dot, LineChart, PageFigure, ValueAxis, dot_figure
 from .page_parts import Cell, Page, PageSection, Table, flatten_settings, make_table
 from .read import as_mapping, folder_within, held_out_curve
 from .text import (
@@ -126,7 +127,8 @@ def time_facts(comparison: Comparison) -> dict[str, str]:
     if math.isnan(seconds):
         return {}
     jobs = short_number(comparison.about.get("jobs"))
-    return {"took": f"{duration(seconds)}, {jobs} runs at a time"}
+    runs = "run" if jobs == "1" else "runs"
+    return {"took": f"{duration(seconds)}, {jobs} {runs} at a time"}
 
 
 def count_faults(faults: list[str]) -> list[str]:
@@ -234,14 +236,16 @@ def task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) -
     figures = TaskFigures(folder, task, faults)
     heads, rows = task.table(PAGE, figures.metric)
     table = make_table("Results", heads, rows, "This comparison holds no rows.", text=(0,))
-    drawn = [figures.curves(), figures.final()]
+    drawn = [figures.curves(), figures.final(), *figures.depth()]
+    heading = "Curves"
     if task.goal:
         drawn = [figures.steps(), figures.success(), *drawn]
+        heading = "Success"
     return [
         PageSection(
             f"results{task.id_suffix}", title or "Side by side", results_lead(task), tables=[table]
         ),
-        PageSection(f"success{task.id_suffix}", "" if title else "Success", figures=drawn),
+        PageSection(f"success{task.id_suffix}", "" if title else heading, figures=drawn),
     ]
 
 
@@ -268,6 +272,8 @@ class TaskFigures:
         self.names = task.names
         self.held_out: list[Curve] = []
         self.colours: list[int] = []
+        self.costates: list[tuple[Curve, Curve]] = []  # of chains: by the first and last probe
+        self.costate_colours: list[int] = []
         for k, run in task.numbered_runs:
             path = folder_within(folder, run)
             if path is not None:
@@ -276,6 +282,10 @@ class TaskFigures:
                 name = f"{self.names[k]}, seed {clean(run.get('seed'))}"
                 self.held_out.append(curve._replace(name=name))
                 self.colours.append(k)
+                pair = depth_curves(path, name)
+                if pair is not None:
+                    self.costates.append(pair)
+                    self.costate_colours.append(k)
 
     @property
     def _measure(self) -> str:
@@ -354,6 +364,13 @@ class TaskFigures:
         )
         return chart.figure()
 
+    def depth(self) -> list[PageFigure]:
+        """The costates of every run of a chain over its layers; none without chains."""
+        crowded = self._crowded if self._is_crowded else ""
+        return depth_figures(
+            self.task.id_suffix, self.names, self.costates, self.costate_colours, crowded
+        )
+
     def final(self) -> PageFigure:
         """The final metric of every run; those without one have a lane of their own."""
         dots = []
@@ -367,4 +384,5 @@ class TaskFigures:
             dots,
             "no value",
             self._rules(),
+            about=SEED_MARKS if self.task.goal else "one mark per seed",
         )

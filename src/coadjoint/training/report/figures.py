@@ -30,13 +30,14 @@ SMOOTHED = 400  # longer curves are drawn faintly under their running median
 MEDIANS = 120  # points of a running median
 FEWEST_POINTS = 24  # drawn of each curve, however many curves share a figure
 NO_VALUES = "No values were recorded."
+SEED_MARKS = "one mark per seed; filled marks succeeded"
 
 
 @dataclass(frozen=True)
 class PageFigure:
     """A figure as the template shows it; `data` is for the script that draws it."""
 
-    kind: Literal["lines", "heat", "dots"]
+    kind: Literal["lines", "heat", "dots", "pictures"]
     id: str
     title: str
     about: str
@@ -219,6 +220,7 @@ class HeatMap:
     label: str
     probes: Sequence[Probe]
     extras: Row = field(default_factory=dict)
+    blank: str = "zero or not finite"  # what a cell without a colour is
 
     def figure(self) -> PageFigure:
         """The figure, or why it is empty.
@@ -252,24 +254,25 @@ class HeatMap:
             "cells": json_grid(cells),
             "span": colour_span(cells),
             "label": self.label,
+            "blank": self.blank,
         }
-        notes = heat_notes(cells.size, values)
+        notes = heat_notes(cells.size, values, self.blank)
         return PageFigure(
             "heat", self.id, self.title, self.about, notes=notes, data=data | self.extras
         )
 
 
-def heat_notes(cells: int, values: np.ndarray) -> tuple[str, ...]:
+def heat_notes(cells: int, values: np.ndarray, blank: str) -> tuple[str, ...]:
     """Sentences about the values that a heatmap does not show; cells: how many it has.
 
-    Values are logarithms, so that one of 0 is not finite.
+    Values are logarithms, so that one of 0 is not finite. blank: what such values are, in words.
     """
     notes = []
     gaps = int((~np.isfinite(values)).sum())
     if cells < len(values):
         notes.append(f"{cells:,} cells drawn for {len(values):,} values: each shows its maximum.")
     if gaps:
-        notes.append(f"{plural(gaps, 'value')} zero or not finite, left blank.")
+        notes.append(f"{plural(gaps, 'value')} {blank}, left blank.")
     return tuple(notes)
 
 
@@ -299,6 +302,7 @@ def dot_figure(
     dots: Iterable[Dot],
     lane: str,
     extras: Row | None = None,
+    about: str = SEED_MARKS,
 ) -> PageFigure:
     """A mark for each seed, filled if it succeeded.
 
@@ -321,6 +325,5 @@ def dot_figure(
         "drawn": len(shown),
         "total": len(marks),
     }
-    about = "one mark per seed; filled marks succeeded"
     empty = "" if marks else "No runs."
     return PageFigure("dots", id, title, about, empty, data=data | (extras or {}))

@@ -257,9 +257,10 @@
     const from = Math.max(box.left, box.right - 240), scale = linear(low, high, from, box.right, 3);
     image({ x: from, y: 18, width: box.right - from, height: 10 }, picture(200, 1, (i) => shade(i / 199)));
     svg("text", { class: "label", x: box.right, y: 12, "text-anchor": "end" }, root, figure.label);
+    const near = (v) => (Math.abs(v) < (high - low) * 5e-4 ? 0 : v); // 1.6e-5 beside -8.5 is nothing
     const ends = [[low, from, "start", under ? "≤ " : ""], [high, box.right, "end", over ? "≥ " : ""]];
     const taken = ends.map(([v, at, anchor, sign]) => {
-      const wide = svg("text", { x: at, y: 42, "text-anchor": anchor }, root, sign + show(v, 3)).getComputedTextLength();
+      const wide = svg("text", { x: at, y: 42, "text-anchor": anchor }, root, sign + show(near(v), 3)).getComputedTextLength();
       return anchor === "end" ? [at - wide, at] : [at, at + wide];
     });
     for (const v of scale.ticks) {
@@ -279,7 +280,7 @@
         return {
           x: (x.at(ex[i]) + x.at(ex[i + 1])) / 2, y: (y.at(ey[j]) + y.at(ey[j + 1])) / 2,
           frame: [x.at(ex[i]), y.at(ey[j + 1]), x.at(ex[i + 1]) - x.at(ex[i]), y.at(ey[j]) - y.at(ey[j + 1])],
-          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · t = ${show(t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? "zero or not finite" : show(v)]],
+          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · ${figure.axis || "t ="} ${show(t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? figure.blank || "zero or not finite" : show(v)]],
         };
       },
     };
@@ -344,8 +345,59 @@
     };
   };
 
-  const KINDS = { lines, heat, dots };
+  // Pictures stand in lines of as many samples as fit; each line has a row for every kind of picture.
+  const GAP = 8, LABEL = 20;
+  const spread = (figure, width) => {
+    const count = figure.rows[0].images.length, [, high, wide] = figure.size, shape = high / wide;
+    const lines = Math.ceil(count / Math.max(1, Math.floor((width + GAP) / (64 + GAP)))), across = Math.ceil(count / lines); // even lines
+    const side = Math.min(112, (width - 2) / across - GAP), row = LABEL + side * shape + GAP, below = figure.captions.length ? 40 : 6;
+    return { count, across, side, tall: side * shape, row, line: figure.rows.length * row + below, lines };
+  };
+  const pictures = (figure, root, box) => {
+    const [channels, high, wide] = figure.size, [low, top] = figure.range, plane = high * wide;
+    const at = spread(figure, box.width), left = (k) => 1 + (k % at.across) * (at.side + GAP), upper = (r, k) => Math.floor(k / at.across) * at.line + r * at.row + LABEL;
+    const grey = (image, place) => (channels === 1 ? [image[place], image[place], image[place]] : [0, 1, 2].map((c) => image[place + c * plane]));
+    const most = Math.max(2, Math.floor(at.side / 7)), cut = (text) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+    figure.rows.forEach((row, r) => row.images.forEach((image, k) => {
+      const href = picture(wide, high, (i, j) => grey(image, j * wide + i));
+      if (k % at.across === 0) svg("text", { class: "label", x: 0, y: upper(r, k) - 6 }, root, row.label);
+      svg("image", { class: "pixels", href, x: left(k), y: upper(r, k), width: at.side, height: at.tall, preserveAspectRatio: "none" }, root);
+      svg("rect", { class: "edge", x: left(k) - 0.5, y: upper(r, k) - 0.5, width: at.side + 1, height: at.tall + 1 }, root);
+    }));
+    figure.captions.forEach((caption, k) => {
+      const y = upper(figure.rows.length - 1, k) + at.tall, mark = caption.right === null ? "" : caption.right ? " ✓" : " ✗";
+      svg("text", { class: "row", x: left(k), y: y + 17 }, root, cut(caption.target));
+      svg("text", { class: caption.right === false ? "wrong" : "row", x: left(k), y: y + 33 }, root, cut(caption.prediction + mark));
+    });
+    const value = (image, place) => grey(image, place).slice(0, channels).map((v) => show(low + (v / 255) * (top - low), 2)).join(", ");
+    const inside = (v, most) => Math.min(most - 1, Math.max(0, Math.floor(v)));
+    // A place is a pixel of a sample: of all pictures in its column.
+    return {
+      first: 0,
+      find: (px, py) => {
+        const line = inside(py / at.line, at.lines), column = inside(px / (at.side + GAP), at.across), k = Math.min(at.count - 1, line * at.across + column);
+        const r = inside((py - line * at.line) / at.row, figure.rows.length);
+        return (k * high + inside(((py - upper(r, k)) / at.tall) * high, high)) * wide + inside(((px - left(k)) / at.side) * wide, wide);
+      },
+      move: (place, dx, dy) => {
+        const k = Math.floor(place / plane), j = Math.floor((place % plane) / wide), i = place % wide, across = k * wide + i + Math.sign(dx) * Math.min(Math.abs(dx), at.count * wide);
+        const next = Math.min(at.count * wide - 1, Math.max(0, across));
+        return (Math.floor(next / wide) * high + Math.min(high - 1, Math.max(0, j + dy))) * wide + (next % wide);
+      },
+      tell: (place) => {
+        const k = Math.floor(place / plane), pixel = place % plane, j = Math.floor(pixel / wide), i = pixel % wide, caption = figure.captions[k];
+        const width = at.side / wide, tall = at.tall / high, words = caption ? ` · target ${caption.target}, prediction ${caption.prediction}` : "";
+        return {
+          x: left(k) + (i + 0.5) * width, y: upper(0, k) + j * tall, head: `sample ${k} · row ${j}, column ${i}${words}`,
+          frame: [left(k) + i * width, upper(0, k) + j * tall, width, tall], lines: figure.rows.map((row) => [null, row.label, value(row.images[k], pixel)]),
+        };
+      },
+    };
+  };
+
+  const KINDS = { lines, heat, dots, pictures };
   const height = (figure, width) => {
+    if (figure.kind === "pictures") return Math.ceil(spread(figure, width).line * spread(figure, width).lines);
     if (figure.kind === "dots") return 54 + Math.max(figure.rows.length * (figure.rows.length > 2 * COLOURS ? 50 : 84), 90) + (figure.rules ? 16 : 0);
     return Math.round(Math.min(figure.kind === "heat" ? 400 : 320, Math.max(figure.kind === "heat" ? 330 : 250, width * 0.56)));
   };

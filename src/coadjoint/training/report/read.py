@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 from ...errors import CoadjointError, MissingError, StorageError, check_path
 from .. import files, schemas, settings, storage
 from ..metric_names import metric_stem
-from .curves import TRAINING_KEYS, Curve, CurveStore
+from .curves import TRAINING_KEYS, ColumnPair, Curve, CurveStore
 from .text import (
     Row,
     clean,
@@ -26,11 +28,18 @@ from .text import (
     short_number,
     shown_metric,
 )
+from .wording import DEPTH_WORDS, TIME_WORDS, PageWords
 
 MAX_FILE_BYTES = 200_000_000  # of a file that is read at once
 MAX_LINE_BYTES = 4 << 20  # of a line of a file that is read line by line
 NOT_METRICS = ("kind", "split", "step", "sequences")
 PROBED = ("t", "log10_costates", "temporal")
+MAP_PARAMETER = re.compile(r"maps\.(\d{1,6})\.(.+)")
+MAX_LAYER_NORMS = 20_000  # parameters of maps: a damaged file must not fill the memory
+MAX_NORM_CURVES = 8  # of a chain: with more parameters they are kept by layer
+
+
+LayerNorms = dict[str, dict[int, ColumnPair]]
 
 
 def scan_rows(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
@@ -186,7 +195,9 @@ def describe_outcome(result: Row, last_step: float) -> tuple[str, str, str]:
 class RunRecord:
     """The content of a run folder.
 
-    probes: step -> [t, log10 ||lam_t||, log10 norms of the temporal components].
+    probes: step -> [t, log10 ||lam_t||, log10 norms of the temporal components]; of a chain, layers
+    i in place of times t. layer_norms: those of the gradient of a deep chain, by parameter and
+    layer: {"W": {layer: (steps, norms)}}.
     """
 
     config: Row
@@ -196,7 +207,15 @@ class RunRecord:
     probes: dict[float, list[np.ndarray]]
     faults: list[str]
     clipped_share: float  # of the steps
-    axis: str = ""  # of the probes, where it is not time
+    layer_norms: LayerNorms = field(default_factory=dict)
+    has_layers: bool = False  # whether probes are those of a chain
+
+    @property
+    def words(self) -> PageWords:
+        """How the page speaks of this network: a chain has layers and samples, others time."""
+        network = as_mapping(self.config.get("network"))
+        is_chain = self.has_layers or bool(network.get("chain") or network.get("autoencoder"))
+        return DEPTH_WORDS if is_chain else TIME_WORDS
 
     @property
     def last_step(self) -> float:
@@ -246,7 +265,8 @@ def read_run(folder: Path) -> RunRecord:
     probes: dict[float, list[np.ndarray]] = {}
     skipped = Counter[str]()
     clipped = 0
-    axis = ""
+    layer_norms: LayerNorms = {}
+    has_layers = False
     for row in scan_rows(folder / "metrics.jsonl", faults):
         kind = row.get("kind")
         step = finite_or_nan(row.get("step"))
@@ -260,8 +280,11 @@ def read_run(folder: Path) -> RunRecord:
         elif kind == "probe" and not math.isnan(step):
             probes[step] = [as_vector(row.get(key)) for key in PROBED]
             store.put(row, ("decay", "radius"), "probe")
-            axis = clean(row.get("axis") or "")
             norms = as_mapping(row.get("gradients"))
+            if is_of_layers(row):
+                has_layers = True
+                if len(norms) > MAX_NORM_CURVES:
+                    norms = take_layer_norms(layer_norms, step, norms)
             names = [name for name in norms if name != "step"]  # a key that rows need themselves
             store.put(norms | {"step": step}, names, "norm")
     if os.path.lexists(folder / "clock.jsonl"):
@@ -272,7 +295,43 @@ def read_run(folder: Path) -> RunRecord:
     # steps that a resumed run wrote again are counted again, as in `clipped`
     trained_steps, *_ = store.get(("train", "gradient"), ((),))
     clipped_share = clipped / max(1, len(trained_steps))
-    return RunRecord(config, environment, result, store, probes, faults, clipped_share, axis)
+    return RunRecord(
+        config,
+        environment,
+        result,
+        store,
+        probes,
+        faults,
+        clipped_share,
+        layer_norms,
+        has_layers,
+    )
+
+
+def is_of_layers(probe: Row) -> bool:
+    """Whether a row of kind "probe" is that of a chain: its states are layers, not times."""
+    return str(probe.get("axis") or "").startswith(DEPTH_WORDS.axis)
+
+
+def take_layer_norms(layer_norms: LayerNorms, step: float, norms: Row) -> Row:
+    """Add the norms of maps, "maps.3.W", to `layer_norms`; return the others.
+
+    Map k leads to layer k + 1. A resumed run may write a step twice: the later value is later in
+    the columns.
+    """
+    others = {}
+    for name, norm in norms.items():
+        match = MAP_PARAMETER.fullmatch(name)
+        if match is None:
+            others[name] = norm
+            continue
+        columns = layer_norms.setdefault(clean(match[2]), {})
+        layer = int(match[1]) + 1
+        if layer in columns or sum(map(len, layer_norms.values())) < MAX_LAYER_NORMS:
+            steps, values = columns.setdefault(layer, (array("d"), array("d")))
+            steps.append(step)
+            values.append(finite_or_nan(norm))
+    return others
 
 
 def _put_metrics(store: CurveStore, row: Row, *prefix: str) -> None:

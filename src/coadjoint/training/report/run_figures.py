@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..metric_names import metric_stem
+from .curves import Curve
 from .figures import NO_VALUES, HeatMap, LineChart, PageFigure, Probe, Scale, ValueAxis
 from .read import RunRecord
 from .text import SHARE_METRICS, Row, finite_or_nan, parse_goal, shown_metric
+from .wording import TIME_WORDS, FigureWords
 
 # Curves that only some optimisers have: the page leaves out those that a run did not record. All
 # other curves that it did not record are shown empty, with the reason.
@@ -26,6 +28,8 @@ PARAMETERS = {
     "D": "input to output",
     "b_o": "bias of the output",
 }
+MAP_PARAMETERS = {"W": "weights", "b": "biases"}  # of a chain; other names speak for themselves
+MAX_LETTERS = 6  # parameters of maps with a heatmap
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ TRAINING = [
         "norm of the gradient", "log", smooth=True,
     ),
     CurveFigure(
-        "train", "penalty", "Penalty", "G, a function of the costates", "penalty G", "auto",
+        "train", "penalty", "Penalty", TIME_WORDS.penalty, "penalty G", "auto",
         smooth=True, empty="No penalty: plain backpropagation has none.",
     ),
     CurveFigure(
@@ -76,12 +80,7 @@ TRAINING = [
     CurveFigure("train", "cg", "Conjugate gradient iterations", "per training step", "iterations"),
 ]  # fmt: skip
 PROBED = [
-    CurveFigure(
-        "probe", "decay", "Decay of the costates",
-        "log₁₀ of a ratio. 0: the error signal reaches the start of the sequence unchanged; −2: it "
-        "is 100 times smaller there; 2: 100 times larger",
-        "log₁₀ (‖λ₀‖ / ‖λ_T‖)", rule=(0, "neither vanishes nor explodes"),
-    ),
+    CurveFigure("probe", "decay", *TIME_WORDS.decay, rule=(0, "neither vanishes nor explodes")),
     CurveFigure(
         "probe", "radius", "Spectral radius", "the largest absolute eigenvalue of W",
         "spectral radius of W", rule=(1, "radius 1"),
@@ -107,24 +106,13 @@ class RunFigures:
         return figures
 
     def inside(self) -> list[PageFigure]:
-        """What probes saw: costates, temporal components, gradients by parameter."""
+        """What probes saw: costates, components of the gradient, gradients by parameter."""
+        words = self.run.words
         return [
-            self._heat(
-                1,
-                "costates",
-                "Costates through time",
-                "how much of the error signal reaches each time step",
-                "log₁₀ ‖λₜ‖",
-            ),
-            self._heat(
-                2,
-                "temporal",
-                "Temporal components",
-                "contribution of each time step to the gradient",
-                "log₁₀ norm of the component at t",
-            ),
+            self._heat(1, "costates", words.costates),
+            self._heat(2, "temporal", words.components),
             *(self._curve(curve) for curve in PROBED if not self._is_idle(curve)),
-            self._norms(),
+            *self._norms(),
         ]
 
     def _common(self) -> Row:
@@ -144,8 +132,8 @@ class RunFigures:
         chart = LineChart(
             "loss",
             "Loss",
-            f"on each training batch and on held-out sequences{self._loss_unit()}",
-            ValueAxis("loss per sequence", "auto"),
+            f"on each training batch and on held-out {self.run.words.units}{self._loss_unit()}",
+            ValueAxis(f"loss per {self.run.words.unit}", "auto"),
             [training, *self.run.held_out("loss")],
             smooth=True,
             extras=self._common(),
@@ -163,6 +151,12 @@ class RunFigures:
 
     def _curve(self, curve: CurveFigure) -> PageFigure:
         """A curve of metrics.jsonl by itself, with its rule if it has one."""
+        words = self.run.words
+        if curve.key == "decay":
+            title, about, label = words.decay
+            curve = replace(curve, title=title, about=about, label=label)
+        elif curve.key == "penalty":
+            curve = replace(curve, about=words.penalty)
         extras = self._common()
         if curve.rule is not None:
             y, label = curve.rule
@@ -212,39 +206,81 @@ class RunFigures:
         chart = LineChart(
             f"held-out-{k}",
             f"Held-out {label}",
-            "on sequences that are not used for training",
+            f"on {self.run.words.units} that are not used for training",
             axis,
             self.run.held_out(stem),
             extras=extras,
         )
         return chart.figure()
 
-    def _heat(self, k: int, id: str, title: str, about: str, label: str) -> PageFigure:
+    def _heat(self, k: int, id: str, words: FigureWords) -> PageFigure:
         """A heatmap of the k-th array of every probe: 1, the costates; 2, the components.
 
-        Array 0 of a probe holds the times of both.
+        Array 0 of a probe holds the times, or layers, of both.
         """
-        extras: Row = {}
-        if self.run.axis:  # the states of this network follow each other, but not in time
-            title = f"{title.removesuffix(' through time')} by {self.run.axis}"
-            about = about.replace("time step", self.run.axis)
-            extras["axis"] = self.run.axis
         probes = []
         for step in sorted(self.run.probes):
             arrays = self.run.probes[step]
             probes.append(Probe(step, arrays[0], arrays[k]))
-        return HeatMap(id, title, about, label, probes, extras).figure()
+        return HeatMap(id, *words, probes, self._axis(), self._blank(k)).figure()
 
-    def _norms(self) -> PageFigure:
+    def _blank(self, k: int) -> str:
+        """What a cell without a colour is, in the heatmap of the k-th array of probes."""
+        if k == 2 and self.run.words.axis:
+            return "zero or without parameters"
+        return HeatMap.blank
+
+    def _axis(self) -> Row:
+        """The axis of heatmaps, for the script, if it is not time."""
+        axis = self.run.words.axis
+        return {"axis": axis} if axis else {}
+
+    def _norms(self) -> list[PageFigure]:
         """The norm of the gradient by each parameter, over steps.
 
-        The caption explains the letters; of "layers.levels.0.0.W" the last part is one.
+        The many parameters of a deep chain have a heatmap for each letter, over its layers; those
+        of other networks share a figure with a curve for each.
         """
         store = self.run.store
         curves = [store.curve(*key) for key in store if key[0] == "norm"]
+        deep = self.run.layer_norms
+        letters = sorted(deep, key=lambda letter: -len(deep[letter]))
+        figures = []
+        for k, letter in enumerate(letters[:MAX_LETTERS]):
+            figures.append(self._layer_norms(k, letter))
+        if curves or not figures:
+            figures.append(self._norm_curves(curves))
+        return figures
+
+    def _layer_norms(self, k: int, letter: str) -> PageFigure:
+        """The norm of the gradient by one parameter of every map: over layers and steps."""
+        words = FigureWords(
+            f"Gradient of {letter} by layer",
+            f"norm for maps.k.{letter}, at the layer k + 1 that map k leads to",
+            "log₁₀ norm of the gradient",
+        )
+        by_step: dict[float, list[tuple[int, float]]] = {}
+        for layer, columns in self.run.layer_norms[letter].items():
+            for step, norm in zip(*columns, strict=True):
+                by_step.setdefault(step, []).append((layer, norm))
+        probes = []
+        for step in sorted(by_step):
+            layers, norms = np.array(sorted(dict(by_step[step]).items())).T
+            with np.errstate(divide="ignore", invalid="ignore"):
+                probes.append(Probe(step, layers, np.log10(norms)))
+        return HeatMap(f"norms-{k}", *words, probes, self._axis()).figure()
+
+    def _norm_curves(self, curves: list[Curve]) -> PageFigure:
+        """The norm of the gradient by each parameter, as curves.
+
+        The caption explains the letters; of "layers.levels.0.0.W" the last part is one.
+        """
         letters = {curve.name.rpartition(".")[2] for curve in curves}
-        meanings = [f"{name}: {text}" for name, text in PARAMETERS.items() if name in letters]
+        names = MAP_PARAMETERS if self.run.words.axis else PARAMETERS
+        meanings = [f"{name}: {text}" for name, text in names.items() if name in letters]
         about = "norm for each parameter"
+        if self.run.words.axis:
+            about += ". Those of maps.k, which leads from layer k to layer k + 1"
         if meanings:
             about += f". {'; '.join(meanings)}"
         chart = LineChart(

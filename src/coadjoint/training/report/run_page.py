@@ -9,6 +9,7 @@ import numpy as np
 from .curves import json_numbers, thinned_indices
 from .diagnosis_page import read_diagnosis
 from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
+from .picture_figure import picture_figures
 from .read import RunRecord, as_mapping, as_mappings, describe_outcome, read_run
 from .run_again import again_section
 from .run_figures import RunFigures
@@ -19,7 +20,6 @@ MAX_TABLE_STEPS = 40
 MAX_EXAMPLE_KEYS = 8
 CLOCK_POINTS = 600
 METHODS = {"bptt": "plain backpropagation"}  # methods whose name says too little
-COSTATES = "The costates λₜ = ∂L/∂xₜ are the error signal at time t of a sequence."
 
 
 def run_page(folder: Path) -> Page:
@@ -29,17 +29,20 @@ def run_page(folder: Path) -> Page:
     figures = RunFigures(run)
     diagnosis = read_diagnosis(folder / "diagnostics", run.faults)
     facts = {
-        "method": describe_settings(run.config.get("gradient")),
+        "method": describe_method(run),
         "network": describe_settings(run.config.get("network")),
         "optimiser": describe_settings(run.config.get("optimiser")),
         "seed": clean(run.environment.get("seed", "")),
         "started": clean(run.environment.get("started") or ""),
     }
     tables = [*final_tables(run), held_out_table(run)]
+    pictures = picture_figures(run)
     sections = [
         PageSection("training", "Training", figures=figures.training(), tables=tables),
-        PageSection("inside", "Inside the gradient", COSTATES, figures.inside()),
-        PageSection("examples", "Example predictions", tables=[example_table(run)]),
+        PageSection("inside", "Inside the gradient", run.words.lead, figures.inside()),
+        PageSection(
+            "examples", "Example predictions", "", pictures, [example_table(run, bool(pictures))]
+        ),
         PageSection("setup", "Setup", tables=setup_tables(run), pairs=True),
         again_section(run, folder),
     ]
@@ -58,18 +61,32 @@ def run_page(folder: Path) -> Page:
     )
 
 
+def describe_method(run: RunRecord) -> str:
+    """The method and its settings; backpropagation through a chain is not through time."""
+    text = describe_settings(run.config.get("gradient"))
+    return METHODS.get(text, text) if run.words.axis else text
+
+
 def describe_run(config: Row) -> str:
     """Task, network and method: "xor, length 50 · elman, 64 units · penalised, log-ratio"."""
-    network = as_mapping(config.get("network"))
     method = as_mapping(config.get("gradient"))
-    hidden = network.get("hidden")
     method_name = str(method.get("method") or method.get("name") or "")
     parts = [
         describe_data(as_mapping(config.get("data"))) or describe_settings(config.get("task")),
-        _join(network.get("cell"), f"{_join(hidden)} units" if hidden else ""),
+        describe_network(as_mapping(config.get("network"))),
         _join(METHODS.get(method_name, method_name), method.get("penalty")),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def describe_network(network: Row) -> str:
+    """The kind of network and its size: "elman, 64 units", "chain 64x30", "autoencoder 32, 8"."""
+    hidden = network.get("hidden")
+    words = [network.get("cell"), f"{_join(hidden)} units" if hidden else ""]
+    for key in ("chain", "autoencoder"):
+        if network.get(key):
+            words.append(f"{key} {_join(network[key])}")
+    return _join(*words)
 
 
 def describe_data(data: Row) -> str:
@@ -113,7 +130,9 @@ def cards(run: RunRecord) -> dict[str, str]:
         **metric_cards(run),
         "parameters": short_number(result.get("parameters")),
         "best step": short_number(result.get("best_step")),
-        "decay of the costates, log₁₀ ‖λ₀‖/‖λ_T‖, first → last": first_and_last(run, "decay"),
+        f"decay of the costates, {run.words.decay_ratio}, first → last": first_and_last(
+            run, "decay"
+        ),
         "spectral radius, first → last": first_and_last(run, "radius"),
         "steps clipped": f"{run.clipped_share:.1%}" if run.clipped_share else "",
     }
@@ -193,12 +212,15 @@ def held_out_table(run: RunRecord) -> Table:
         step = steps[k]
         values = [short_number(column.get(step)) for column in columns.values()]
         rows.append([short_number(step), *values])
-    none = "Nothing was evaluated on held-out sequences."
+    none = f"Nothing was evaluated on held-out {run.words.units}."
     return make_table("Held-out values", ["step", *columns], rows, none, text=(), folded=True)
 
 
-def example_table(run: RunRecord) -> Table:
-    """Held-out sequences and what the network predicts for them."""
+def example_table(run: RunRecord, is_drawn: bool) -> Table:
+    """Held-out sequences, or samples, and what the network predicts for them.
+
+    is_drawn: they are drawn as pictures, so that the table is folded.
+    """
     examples = as_mappings(run.result.get("examples"))
     all_keys: Row = {}  # in the order of their first appearance
     for example in examples:
@@ -210,7 +232,10 @@ def example_table(run: RunRecord) -> Table:
     none = "No examples were recorded."
     text = range(MAX_EXAMPLE_KEYS)
     heads = ["correct" if key == "right" else key for key in keys]
-    return make_table("Held-out sequences", heads, rows, none, text, most=50)
+    caption = f"Held-out {run.words.units}"
+    if is_drawn:
+        caption += " as text"
+    return make_table(caption, heads, rows, none, text, most=50, folded=is_drawn)
 
 
 def _mark(value: object) -> object:

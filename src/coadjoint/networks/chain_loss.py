@@ -1,0 +1,69 @@
+"""The loss of a chain's samples together with its slope dL/da, where the loss has a formula for it.
+
+A built-in loss has its slope written down (co.losses.Loss.slope). The costates of the outputs are
+that slope: no gradient of the loss need be taken, and none of the gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..objectives.losses import LOSSES, Loss
+from ..sweeps.functions import (
+    Context,
+    Gradients,
+    Inputs,
+    SweepFunction,
+    is_transformed,
+    with_quick_apply,
+)
+from .judge import Judge
+
+
+@with_quick_apply
+class WithSlope(SweepFunction):
+    """apply(value [B], a [B, n], slope [B, n]) -> value, whose gradient by a is the slope.
+
+    The slope is a function of a in torch's graph, so that this can be differentiated twice.
+    """
+
+    @staticmethod
+    def forward(value: Tensor, a: Tensor, slope: Tensor) -> Tensor:
+        """The value as it is."""
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Context, inputs: Inputs, output: Tensor) -> None:
+        """Keep the slope."""
+        ctx.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(ctx: Context, g: Tensor) -> Gradients:
+        """The gradient g_j slope_j by each sample's a."""
+        (slope,) = ctx.saved_tensors
+        return None, g[:, None] * slope, None
+
+
+def losses_and_slopes(judge: Judge, a: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The loss of each sample, [B], and its slope by that sample's a [B, n], as functions of a.
+
+    The slope is None where the loss has no formula for it, where entries are weighted, and where
+    torch must differentiate the loss by something else: targets, or in forward mode.
+    """
+    loss = LOSSES.get(judge.loss) if isinstance(judge.loss, str) else judge.loss
+    y = judge.y
+    has_formula = (
+        isinstance(loss, Loss) and loss.slope is not None and loss.takes_a(judge.network.output)
+    )
+    if not has_formula or y is None or y.requires_grad or judge.weight is not None:
+        return judge.sample_losses(a), None
+    if not a.requires_grad or not torch.is_grad_enabled() or is_transformed():
+        return judge.sample_losses(a), None
+    with torch.no_grad():
+        value = judge.sample_losses(a)
+    assert isinstance(loss, Loss)
+    assert loss.slope is not None
+    slope = loss.slope(a, y)
+    with_slope: Tensor = WithSlope.apply(value, a, slope)
+    return with_slope, slope
