@@ -28,6 +28,7 @@ from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import RecurrenceRun
 from ..sweeps.engines import Choice
 from ..sweeps.layout import Layout, check_dense, lay_out
+from ..sweeps.torch_internals import forward_mode
 from ..sweeps.wrappers import refuse_wrapper_around
 from .interface import check_positive
 from .judge import RunOutputs
@@ -197,12 +198,14 @@ class StackRun(RunOutputs):
         if net.is_linear:  # then features(h + dh) = features(h) + features(dh)
             dz = features(dh)
         else:
-            dz = torch.func.jvp(features, (self.readout_input,), (dh,))[1]
+            with forward_mode():
+                dz = torch.func.jvp(features, (self.readout_input,), (dh,))[1]
         da = dz @ self.V.T
         if "D" in self.extra:
             da = da + net.at_outputs(rows, du_rows) @ self.extra["D"].T
         phi = losses.output_function(net.output)
-        dy_hat = torch.func.jvp(phi, (self.a_rows,), (da,))[1]
+        with forward_mode():
+            dy_hat = torch.func.jvp(phi, (self.a_rows,), (da,))[1]
         return self._from_rows(dy_hat)
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from ..cells.transport import Portable, remembers_origin
 from ..errors import InputError, KindError, Unsupported, brief, choose, real
 from ..sweeps.costates import BaseCostates
+from .root_mean_squares import LayeredCostates as LayeredCostates
+from .root_mean_squares import LayeredRootMeanSquares, RootMeanSquares
 
 # The properties of a run by which the costates of several layers are told apart.
 PARTS = ("module", "call", "layer", "direction")
@@ -37,20 +39,6 @@ class PlacedRun(Protocol):
     @property
     def direction(self) -> str:
         """The direction of reading, "forward" or "reverse"."""
-
-
-class LayeredCostates(Protocol):
-    """The costates of several layers, as co.Stack and co.record return them."""
-
-    @property
-    def layers(self) -> Sequence[BaseCostates]:
-        """The costates of each layer."""
-
-    def select(self, **where: object) -> LayeredCostates:
-        """Those of the layers with these properties."""
-
-    def joined(self) -> BaseCostates:
-        """The states of all layers as one."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +138,6 @@ class Penalty(Portable):
 
         def value(lam: BaseCostates | LayeredCostates) -> Tensor:
             """The penalty on lam_i / sqrt(n_i)."""
-            # that module imports this one
-            from .root_mean_squares import LayeredRootMeanSquares, RootMeanSquares
-
             if isinstance(lam, BaseCostates):
                 return self(RootMeanSquares(lam))
             if isinstance(lam, list | tuple):

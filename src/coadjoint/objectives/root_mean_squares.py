@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..sweeps.costates import Axis, BaseCostates
 from ..sweeps.run import SweepRun
-from .penalty_type import LayeredCostates
+
+
+class LayeredCostates(Protocol):
+    """The costates of several layers, as co.Stack and co.record return them."""
+
+    @property
+    def layers(self) -> Sequence[BaseCostates]:
+        """The costates of each layer."""
+
+    def select(self, **where: object) -> LayeredCostates:
+        """Those of the layers with these properties."""
+
+    def joined(self) -> BaseCostates:
+        """The states of all layers as one."""
 
 
 class RootMeanSquares(BaseCostates):
