@@ -13,8 +13,10 @@ network            Network: one recurrence and a readout
 trajectory         Trajectory: its run
 chain              Chain: maps that follow one another, over depth
 chain_run          ChainRun: its run, and its costates
+chain_loss         the loss of its samples, with a slope that is written down
 chain_calls        calling the maps: what is refused or repaired
 stretches          consecutive maps, run and differentiated together
+dense_stretch      dense layers of one width, swept over depth
 layerwise          the gradient of a chain by layer
 layers             costates through several layers: Recorded
 scaled_sources     gradients between layers, in units of powers of two
