@@ -130,13 +130,13 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("optimisers/test_hessian_free.py",),
         ("optimisers/test_curvature.py",),
     ),
-    "optimisers/chain_jacobian.py": (("optimisers/test_chains.py",), ()),
+    "optimisers/chain_jacobian.py": (("optimisers/test_chain_optimisers.py",), ()),
     "optimisers/curvature.py": (
-        ("optimisers/test_curvature.py", "optimisers/test_chains.py"),
+        ("optimisers/test_curvature.py", "optimisers/test_chain_optimisers.py"),
         ("optimisers/test_hessian_free.py", "optimisers/test_optimisers.py"),
     ),
     "optimisers/directions.py": (
-        ("optimisers/test_directions.py", "optimisers/test_chains.py"),
+        ("optimisers/test_directions.py", "optimisers/test_chain_optimisers.py"),
         ("optimisers/test_optimisers.py",),
     ),
     "optimisers/factory.py": (("optimisers/test_make_optimiser.py",), ("cli/test_config.py",)),
@@ -166,12 +166,12 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "tasks/transduction.py": (("tasks/test_tasks.py",), ("networks/test_seq2seq.py",)),
     "diagnostics/": (
-        ("diagnostics/test_diagnostics.py", "diagnostics/test_chains.py"),
+        ("diagnostics/test_diagnostics.py", "diagnostics/test_chain_diagnostics.py"),
         ("training/test_learning.py",),
     ),
-    "diagnostics/depth.py": (("diagnostics/test_chains.py",), ()),
+    "diagnostics/depth.py": (("diagnostics/test_chain_diagnostics.py",), ()),
     "diagnostics/outputs.py": (
-        ("diagnostics/test_chains.py",),
+        ("diagnostics/test_chain_diagnostics.py",),
         ("diagnostics/test_diagnostics.py",),
     ),
     "training/": (

@@ -166,6 +166,7 @@ class ChainCostates(BaseCostates):
 class Blobs(Task):
     """Three clouds of points."""
 
+    shape = (5,)  # of one sample, which has no time
     name, inputs, outputs, output, loss, metric, lower = (
         "blobs",
         5,
