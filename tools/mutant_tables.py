@@ -130,12 +130,13 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("optimisers/test_hessian_free.py",),
         ("optimisers/test_curvature.py",),
     ),
+    "optimisers/chain_jacobian.py": (("optimisers/test_chain_optimisers.py",), ()),
     "optimisers/curvature.py": (
-        ("optimisers/test_curvature.py",),
+        ("optimisers/test_curvature.py", "optimisers/test_chain_optimisers.py"),
         ("optimisers/test_hessian_free.py", "optimisers/test_optimisers.py"),
     ),
     "optimisers/directions.py": (
-        ("optimisers/test_directions.py",),
+        ("optimisers/test_directions.py", "optimisers/test_chain_optimisers.py"),
         ("optimisers/test_optimisers.py",),
     ),
     "optimisers/factory.py": (("optimisers/test_make_optimiser.py",), ("cli/test_config.py",)),
@@ -164,7 +165,15 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("training/test_training.py", "tasks/test_data.py"),
     ),
     "tasks/transduction.py": (("tasks/test_tasks.py",), ("networks/test_seq2seq.py",)),
-    "diagnostics/": (("diagnostics/test_diagnostics.py",), ("training/test_learning.py",)),
+    "diagnostics/": (
+        ("diagnostics/test_diagnostics.py", "diagnostics/test_chain_diagnostics.py"),
+        ("training/test_learning.py",),
+    ),
+    "diagnostics/depth.py": (("diagnostics/test_chain_diagnostics.py",), ()),
+    "diagnostics/outputs.py": (
+        ("diagnostics/test_chain_diagnostics.py",),
+        ("diagnostics/test_diagnostics.py",),
+    ),
     "training/": (
         ("training/test_training.py",),
         (

@@ -810,12 +810,18 @@ CALLS = {
         {"samples": (2, (*WHOLE, None))},
     ),
     "diagnostics.singular_values": (
-        lambda samples, points: co.diagnostics.singular_values(evaluation(), samples, points),
-        {"samples": (2, (*WHOLE, None)), "points": (3, (*WHOLE, None))},
+        lambda samples, points, end: co.diagnostics.singular_values(
+            evaluation(), samples, points, end
+        ),
+        {
+            "samples": (2, (*WHOLE, None)),
+            "points": (3, (*WHOLE, None)),
+            "end": (None, WHOLE),
+        },
     ),
     "diagnostics.lyapunov": (
-        lambda samples: co.diagnostics.lyapunov(evaluation(), samples),
-        {"samples": (2, (*WHOLE, None))},
+        lambda samples, end: co.diagnostics.lyapunov(evaluation(), samples, end),
+        {"samples": (2, (*WHOLE, None)), "end": (None, WHOLE)},
     ),
     "diagnostics.bounds": (
         lambda samples: co.diagnostics.bounds(evaluation(), samples),
@@ -830,8 +836,15 @@ CALLS = {
         {"steps": (None, ("x", 3, Odd(), ["x"]))},
     ),
     "diagnostics.landscape": (
-        lambda seed, points, reach: co.diagnostics.landscape(evaluation(), seed, points, reach),
-        {"seed": (0, SEED), "points": (3, (*WHOLE, None)), "reach": (1.0, (*REAL, -1.0))},
+        lambda seed, points, reach, layer: co.diagnostics.landscape(
+            evaluation(), seed, points, reach, layer
+        ),
+        {
+            "seed": (0, SEED),
+            "points": (3, (*WHOLE, None)),
+            "reach": (1.0, (*REAL, -1.0)),
+            "layer": (None, WHOLE),
+        },
     ),
     "report.save": (
         lambda folder, found: co.report.save(folder, found),

@@ -431,3 +431,12 @@ def test_a_dense_map_with_its_own_forward_is_called():
     maps = [Doubled(3, 3, dtype=F64), Doubled(3, 3, dtype=F64)]
     x = torch.randn(2, 3, dtype=F64)
     assert torch.equal(co.Chain(*maps)(x).a, maps[1](maps[0](x)))
+
+
+def test_a_linear_map_changed_after_the_run_has_no_costates():
+    linear = nn.Linear(3, 2)
+    run = co.Chain(nn.Tanh(), linear)(torch.randn(4, 3))
+    with torch.no_grad():
+        linear.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        run.costates("squared", torch.zeros(4, 2))

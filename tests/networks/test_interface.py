@@ -166,6 +166,7 @@ class ChainCostates(BaseCostates):
 class Blobs(Task):
     """Three clouds of points."""
 
+    shape = (5,)  # of one sample, which has no time
     name, inputs, outputs, output, loss, metric, lower = (
         "blobs",
         5,
@@ -382,7 +383,7 @@ REFUSED = {
     "penalised": (lambda n, b: co.Penalised("variance", 1.0, 2)(n, b, "cross-entropy"),
         "sweeps in segments: this network"),
     "omega-published": (lambda n, b: co.Penalised("omega-published")(n, b, "cross-entropy"),
-        "differentiates with respect to W alone"),
+        "differentiates with respect to one W shared by all steps"),
     "curvature": (lambda n, b: co.curvature.Curvature(n, b, "cross-entropy"),
         "curvature is that of a co.Network or a co.Chain; got Chain"),
     "ridge": (lambda n, b: co.optimisers.ridge().stepper(n), "this network has no linear readout"),

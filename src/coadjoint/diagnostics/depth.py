@@ -102,7 +102,7 @@ def repeat_samples(x: Tensor, count: int) -> Tensor:
 def pull_directions(module: nn.Module, x: Tensor, w: Tensor) -> Tensor:
     """Df(x)' w of several w for each sample: w [S, m, n_after] -> [S, m, n_before]."""
     S, m = w.shape[:2]
-    with torch.enable_grad(), attention_with_derivatives([module]):
+    with torch.enable_grad(), attention_with_derivatives(module):
         before = repeat_samples(x, m)
         after = call_in_float64(module, before.clone())  # a copy, which a map may overwrite
         if not after.requires_grad:  # a map that does not depend on its state
@@ -117,7 +117,7 @@ def push_directions(module: nn.Module, x: Tensor, v: Tensor) -> Tensor:
     It is the derivative by w of <Df(x)' w, v>, which is linear in w.
     """
     S, m = v.shape[:2]
-    with torch.enable_grad(), attention_with_derivatives([module]):
+    with torch.enable_grad(), attention_with_derivatives(module):
         before = repeat_samples(x, m)
         after = call_in_float64(module, before.clone())
         w = torch.zeros_like(after).requires_grad_()

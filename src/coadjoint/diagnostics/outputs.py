@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..gradients.evaluation import Evaluation
 from ..networks.chain_run import DEPTH, ChainCostates, ChainRun
+from ..networks.interface import Net
 from ..networks.network import Network
 from ..networks.trajectory import Trajectory
 from ..objectives.losses import output_function
@@ -196,7 +197,8 @@ class StableRank:
     """The stable rank ||J||_F^2 / ||J||_2^2 of each sample's input-output Jacobian J = dy_hat / du.
 
     each     [B]: of each sample; NaN where J is zero
-    largest  the most it could be: the number of outputs, or of inputs if that is less
+    largest  the most it could be: the number of outputs (one less with softmax, whose outputs sum
+             to 1), or of inputs if that is less
     """
 
     each: Array
@@ -254,7 +256,8 @@ def stable_rank(e: Evaluation) -> StableRank:
     if chain_of(e, what) is not None:
         run = chain_run_of(e)
         layers = [(lam.mantissa_at(0)[None], lam.exponent[:1]) for lam in output_costates(run)]
-        return StableRank(stable_ranks(layers), min(len(layers), run.x[0][0].numel()))
+        largest = largest_rank(run.network, len(layers), run.x[0][0].numel())
+        return StableRank(stable_ranks(layers), largest)
     net = require_one_layer(e, what)
     net.refuse_if_random(what)
     trajectory = trajectory_of(e)
@@ -263,7 +266,14 @@ def stable_rank(e: Evaluation) -> StableRank:
     for k in range(net.outputs):
         du, exponent = output_gradients(net, trajectory, k)
         rows.append((layout.padded(du), layout.padded(exponent)))
-    return StableRank(stable_ranks(rows), min(net.outputs, layout.rows.T * net.inputs))
+    largest = largest_rank(net, net.outputs, layout.rows.T * net.inputs)
+    return StableRank(stable_ranks(rows), largest)
+
+
+def largest_rank(net: Net, outputs: int, inputs: int) -> int:
+    """The largest rank that dy_hat / du can have; outputs of a softmax sum to 1."""
+    independent = max(outputs - 1, 1) if net.output == "softmax" else outputs
+    return min(independent, inputs)
 
 
 def stable_ranks(rows: Iterable[tuple[Tensor, Tensor]]) -> Array:

@@ -14,7 +14,9 @@ trajectory         Trajectory: its run
 chain              Chain: maps that follow one another, over depth
 chain_run          ChainRun: its run, and its costates
 chain_calls        calling the maps: what is refused or repaired
+chain_loss         the loss of its samples, with the slope by a where that has a formula
 stretches          consecutive maps, run and differentiated together
+dense_stretch      dense layers of one width as one sweep over depth
 layerwise          the gradient of a chain by layer
 layers             costates through several layers: Recorded
 scaled_sources     gradients between layers, in units of powers of two

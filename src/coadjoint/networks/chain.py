@@ -314,7 +314,7 @@ class Chain(Net):
         stretches: list[Stretch] = []
         maps = list(self.maps)
         before = x
-        with attention_with_derivatives(maps):
+        with attention_with_derivatives(*maps):
             begin = 0
             while begin < len(maps):
                 end = end_of_stretch(maps, begin, before)

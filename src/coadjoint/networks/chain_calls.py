@@ -105,9 +105,7 @@ def is_free_of_attention(kind: type[nn.Module]) -> bool:
     return kind.__module__.startswith(("torch.nn.", "coadjoint.")) and not is_attention
 
 
-def attention_with_derivatives(
-    maps: Sequence[nn.Module],
-) -> contextlib.AbstractContextManager[None]:
+def attention_with_derivatives(*maps: nn.Module) -> contextlib.AbstractContextManager[None]:
     """A context in which attention has a second derivative: torch's fused kernels have none."""
     if all(is_free_of_attention(type(inner)) for inner in inner_modules(maps)):
         return contextlib.nullcontext()

@@ -168,7 +168,7 @@ class Stacked(SweepFunction):
         return None, *by_weight, *by_bias
 
 
-def stack_layers(B: int, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def stack_layers(B: int, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """W [L, n, n] twice and base [L B, n] of L dense layers: all weights, then all biases.
 
     base repeats the bias of each layer for its B samples. One W is for the states and one for the
@@ -181,7 +181,7 @@ def stack_layers(B: int, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, 
     return W, W, base
 
 
-def stack_at_once(B: int, parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def stack_at_once(B: int, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """The same as one node of the graph."""
     W, same_W, base = Stacked.apply(B, *parameters)
     return W, same_W, base

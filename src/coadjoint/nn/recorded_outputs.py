@@ -85,7 +85,7 @@ class OutputTape:
         self.without_graph.clear()
         self.switch = Switch()  # marks of an earlier recording are no marks of this one
         self._thread = threading.get_ident()
-        self._exits.enter_context(attention_with_derivatives([self.model]))
+        self._exits.enter_context(attention_with_derivatives(self.model))
         for module in self.names:
             self._exits.callback(module.register_forward_hook(self._note_call).remove)
         return self

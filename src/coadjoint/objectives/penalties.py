@@ -38,10 +38,11 @@ from ..sweeps.rows import scale
 from .draws import random_signs
 
 # Public as co.penalties.X.
-from .penalty_type import PARTS as PARTS
+from .layered import PARTS as PARTS
+from .layered import LayeredCostates
 from .penalty_type import PENALTIES as PENALTIES
-from .penalty_type import LayeredCostates, PenaltyLike, layers_of, register
 from .penalty_type import Penalty as Penalty
+from .penalty_type import PenaltyLike, layers_of, register
 from .penalty_type import penalty as penalty
 from .schedules import exponential as exponential
 from .schedules import inverse_time as inverse_time

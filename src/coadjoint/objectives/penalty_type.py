@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,44 +12,9 @@ from torch import Tensor
 from ..cells.transport import Portable, remembers_origin
 from ..errors import InputError, KindError, Unsupported, brief, choose, real
 from ..sweeps.costates import BaseCostates
-
-# The properties of a run by which the costates of several layers are told apart.
-PARTS = ("module", "call", "layer", "direction")
-
-
-@runtime_checkable
-class PlacedRun(Protocol):
-    """The run of one of several layers."""
-
-    @property
-    def module(self) -> str:
-        """The name of the recorded module; empty for a stack."""
-
-    @property
-    def call(self) -> int:
-        """The number of the module's call, from 0."""
-
-    @property
-    def layer(self) -> int:
-        """The number of the layer, from 0."""
-
-    @property
-    def direction(self) -> str:
-        """The direction of reading, "forward" or "reverse"."""
-
-
-class LayeredCostates(Protocol):
-    """The costates of several layers, as co.Stack and co.record return them."""
-
-    @property
-    def layers(self) -> Sequence[BaseCostates]:
-        """The costates of each layer."""
-
-    def select(self, **where: object) -> LayeredCostates:
-        """Those of the layers with these properties."""
-
-    def joined(self) -> BaseCostates:
-        """The states of all layers as one."""
+from .layered import PARTS as PARTS
+from .layered import LayeredCostates, PlacedRun
+from .root_mean_squares import LayeredRootMeanSquares, RootMeanSquares
 
 
 @dataclass(frozen=True)
@@ -150,9 +114,6 @@ class Penalty(Portable):
 
         def value(lam: BaseCostates | LayeredCostates) -> Tensor:
             """The penalty on lam_i / sqrt(n_i)."""
-            # that module imports this one
-            from .root_mean_squares import LayeredRootMeanSquares, RootMeanSquares
-
             if isinstance(lam, BaseCostates):
                 return self(RootMeanSquares(lam))
             if isinstance(lam, list | tuple):

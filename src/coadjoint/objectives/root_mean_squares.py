@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..sweeps.costates import Axis, BaseCostates
 from ..sweeps.run import SweepRun
-from .penalty_type import LayeredCostates
+from .layered import LayeredCostates
 
 
 class RootMeanSquares(BaseCostates):

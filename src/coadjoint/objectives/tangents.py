@@ -23,7 +23,8 @@ from ..errors import InputError, KindError, Unsupported, brief, check_seed, whol
 from ..sweeps.costates import BaseCostates
 from ..sweeps.layout import check_dense, tensor_of
 from .draws import random_signs
-from .penalty_type import PENALTIES, LayeredCostates, Penalty
+from .layered import LayeredCostates
+from .penalty_type import PENALTIES, Penalty
 
 Directions = Tensor | Callable[[Tensor], Tensor] | None
 Changes = Tensor | float | Callable[[Tensor], Tensor]

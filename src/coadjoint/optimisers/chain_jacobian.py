@@ -90,7 +90,7 @@ class ChainJacobian:
         self.parameters = list(parameters.values())
         self.tangents: list[MapTangent | SweepTangent] = []
         chain = run.network
-        with torch.enable_grad(), attention_with_derivatives(list(chain.maps)):
+        with torch.enable_grad(), attention_with_derivatives(chain):
             again = chain.repeat(run)  # with a graph of its own: that of the run may be used up
             begin = 0
             for stretch in again.stretches:

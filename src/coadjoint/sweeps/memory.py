@@ -48,9 +48,8 @@ def _find_storage(size: int) -> UntypedStorage:
     number = next(_request_numbers)
     _last_request[size] = number
     storages = _storages.setdefault(size, [])
-    for i, storage in enumerate(storages):
+    for storage in storages:
         if holder_count(storage) == 1:  # its Python object, which `storages` holds, alone
-            storages.append(storages.pop(i))  # to the end: those before it are free again sooner
             return storage
     stale_sizes = [old for old, last in _last_request.items() if number - last > STALE]
     for stale_size in stale_sizes:
