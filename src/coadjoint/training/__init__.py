@@ -15,6 +15,7 @@ plan               the settings of both, checked once
 step               batches, gradients and clipping of one step
 watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
+pictures           held-out images and reconstructions, for the page
 progress           the memory of a run, and the Result that `train` returns
 stream_means       means over a stream
 curriculum         the easiest sequences first
@@ -23,6 +24,7 @@ storage, lock      checkpoints and their manifests; one writer at a time
 json_types         types of values in JSON files
 json_rows          files of JSON lines, appended to and read back
 schemas            what each file of a run folder must hold
+picture_schema     what the pictures of a run must be
 schema_checks      how these files are read and checked
 tensor_header      the headers of files of tensors
 optional_pydantic  pydantic, or stand-ins if it is not installed

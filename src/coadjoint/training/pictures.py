@@ -11,9 +11,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from ..objectives.batch import Batch
 from ..tasks.task import Task
 from .json_types import JsonObject
-
-MOST_PIXELS = 32  # along a side: larger images are scaled down
-GREYS = 255
+from .picture_schema import GREYS, MOST_PIXELS
 
 
 def make_pictures(task: Task, batch: Batch, outputs: Tensor, k: int) -> JsonObject | None:

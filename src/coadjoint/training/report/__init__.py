@@ -1,11 +1,14 @@
 """Reports: a run, comparison or diagnosis folder as one offline HTML page, or as Markdown.
 
 text             text and numbers made safe to show
+wording          words for time steps and sequences, or for layers and samples
 curves           curves of many points made small
 read             the content of run folders, however damaged
 comparison       methods on tasks, and the table that terminal, page and Markdown share
-figures          lines, heatmaps and dots, for the page's script
+figures          lines, heatmaps, dots and pictures, for the page's script
 run_figures      the figures of a run
+picture_figure   held-out images and reconstructions
+depth_figures    costates over layers, of the chains of a comparison
 page_parts       tables, sections and pages, for the template
 run_again        the commands that make a run again, or continue it
 run_page         the page of a run
