@@ -317,7 +317,7 @@ class Data(Collection):
         return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
 
     def as_images(self, values: Tensor) -> Tensor | None:
-        """Return inputs, targets or outputs as images, as `Task.as_images`, in the units of the file.
+        """Return inputs, targets or outputs as images in the units of the file: see `Task`.
 
         An array [height, width] is an image of one channel. None for other samples, and for those
         with missing values.
