@@ -504,7 +504,7 @@ def test_the_report_is_by_layer(tmp_path):
     page = co.report.write(tmp_path / "run").read_text(encoding="utf-8")
     assert "reaches each layer" in page
     assert "each time step" not in page
-    assert "Costates by layer i" in page
+    assert "Costates through depth" in page
     assert "through time" not in page
     said = json.loads((tmp_path / "run" / "result.json").read_text())["examples"]
     assert said
