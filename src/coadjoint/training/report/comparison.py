@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import StorageError
+from ..metric_names import metric_label
 from .curves import Curve
 from .read import as_mapping, as_mappings, read_mapping
 from .text import (
@@ -69,8 +70,8 @@ PAGE = Wording(
 )  # fmt: skip
 TERMINAL = Wording(
     "method", "success", "seconds to success", "{}", False,
-    count="{:,.0f}".format, time="{:,.0f}".format, value="{:.4g}".format, label=str, to=" - ",
-    none="-",
+    count="{:,.0f}".format, time="{:,.0f}".format, value="{:.4g}".format,
+    label=metric_label, to=" - ", none="-",
 )  # fmt: skip
 
 
