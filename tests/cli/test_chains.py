@@ -101,6 +101,7 @@ REFUSED = [
     ("digits-flat --hidden 3", "--hidden does nothing in a chain"),
     ("digits-flat --chain 8 --cell gru", "--cell does nothing in a chain"),
     ("digits-flat --chain tahn", "--chain 'tahn': unknown layer 'tahn'; did you mean 'tanh'?"),
+    ("digits-flat --chain 32*6", "--chain '32*6': '32*6' is written 32x6."),
     ("digits-flat --chain 64,conv", "'conv' needs a number of channels"),
     ("digits-flat --chain 64,pool", "'pool' needs the side of its regions"),
     ("digits-flat --noise 0.1", "--noise does nothing in a --chain; it belongs to an"),

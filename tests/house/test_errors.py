@@ -264,6 +264,16 @@ LOSSES = [
         r"y has shape \[4, 2\]; with readout='last' .*\[3\]",
     ),
     (
+        lambda r: r.loss("squared", torch.zeros(T, O)),
+        co.InputError,
+        r"T = 5 steps of B = 3 samples; .*u.transpose\(0, 1\): u is time-major, \[T, B, inputs\]",
+    ),
+    (
+        lambda r: r.loss("cross-entropy", torch.zeros(B)),
+        co.InputError,
+        r"class numbers must be integers: y.long\(\). Probabilities have shape \[3, 2\]",
+    ),
+    (
         lambda r: r.loss("squared", torch.full((B, O), NAN)),
         co.InputError,
         "target y holds NaN or inf .*mask=",

@@ -308,6 +308,14 @@ REFUSED = {
     "rnn": ([nn.LSTM(4, 4)], "map 0 .LSTM. returned .* one tensor"),
     "samples": ([nn.Linear(4, 4), Merging()], "map 1 .Merging. returned shape .1, 4. for 5"),
     "width": ([nn.Linear(4, 4), nn.Linear(3, 3)], r"map 1 .Linear. cannot take a state"),
+    "axes": ([nn.BatchNorm2d(4).eval()], r"map 0 .BatchNorm2d. cannot take .*: expected 4D input"),
+    "arguments": ([nn.MultiheadAttention(4, 1)], r"map 0 .Multihead.* cannot take .* missing 2"),
+    "softmax of samples": ([nn.Softmax(0)], r"map 0 .Softmax. with dim=0 runs over the samples"),
+    "log-softmax of samples": ([nn.LogSoftmax(-2)], r"map 0 .LogSoftmax. with dim=-2 runs over"),
+    "softmin of samples": ([nn.Tanh(), nn.Softmin(0)], r"map 1 .Softmin. with dim=0 runs over"),
+    "softmax inside": (
+        [nn.Sequential(nn.Tanh(), nn.Sequential(nn.Softmax(0)))],
+        "map 1 .Sequential. holds a Softmax, which"),
 }  # fmt: skip
 
 
@@ -325,6 +333,10 @@ def test_wrong_arguments_are_refused_in_one_line():
     calls = [
         (lambda: co.Chain(), "at least one map"),
         (lambda: co.Chain("tanh"), "nn.Modules"),
+        (lambda: co.Chain([nn.Tanh(), nn.Tanh()]), r"got a list. Unpack it: co.Chain\(\*maps\)"),
+        (lambda: co.Chain(nn.ModuleList([nn.Tanh()])), "got a ModuleList. Unpack it"),
+        (lambda: chain(x).loss("squared", y[:4]), r"with \[5\]: one target for each of 5 samples"),
+        (lambda: chain(x).loss("cross-entropy", y.float()), r"must be integers: y.long\(\)"),
         (lambda: co.Chain(nn.Linear(2, 2), output="sofmax"), "softmax"),
         (lambda: chain(torch.zeros(5, 4, dtype=torch.long)), "real numbers"),
         (lambda: co.BP()(chain, co.Batch(x, y, axis=1), "cross-entropy"), "axis 0"),
@@ -333,12 +345,22 @@ def test_wrong_arguments_are_refused_in_one_line():
         (lambda: chain(x).loss(torch.ones(())), "one value for each sample"),
         (lambda: co.Truncated(2, 4)(chain, co.Batch(x, y), "cross-entropy"), "no time steps"),
         (lambda: co.RTRL()(chain, co.Batch(x, y), "cross-entropy"), "no time steps"),
-        (lambda: co.BP(segments=2)(chain, co.Batch(x, y), "cross-entropy"), "no time steps"),
+        (
+            lambda: co.BP(segments=2)(chain, co.Batch(x, y), "cross-entropy"),
+            r"no time steps. Use BP or Penalised.$",
+        ),
     ]
     for call, message in calls:
         with pytest.raises(co.CoadjointError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+def test_a_softmax_over_classes_is_a_map_and_a_nested_sequence_counts_as_one():
+    inner = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
+    assert len(co.Chain(inner)) == 2
+    assert len(co.Chain(nn.Sequential(nn.Tanh(), inner))) == 2
+    assert co.Chain(nn.Tanh(), nn.Sequential(inner))(torch.zeros(5, 4)).a.shape == (5, 3)
 
 
 def test_dropout_is_drawn_once_for_a_run():

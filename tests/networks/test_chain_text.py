@@ -57,7 +57,10 @@ MISTAKES = {
     " ": "chain is empty",
     "64,": "layer 2 is empty",
     "tahn": "unknown layer 'tahn'; did you mean 'tanh'?",
-    "64, zzz": "unknown layer 'zzz'; Known: a number, conv",
+    "64, zzz": "unknown layer 'zzz'; Known: 32, 32x6 (six of them), conv",
+    "32*6": "'32*6' is written 32x6",
+    "tanh, 32 x 6": "'32 x 6' is written 32x6",
+    "32X6": "'32X6' is written 32x6",
     "64 tanh": "'tanh' after '64' has no meaning: separate layers by commas",
     "tanh 3": "'3' after 'tanh'",
     "0": "'0' in '0' must be a whole number from 1",
@@ -133,7 +136,8 @@ def test_what_the_text_leaves_out_is_noted():
 
 
 UNFIT = {
-    ("conv 8 3", (64,)): "'conv 8 3' cannot read the state before it, [64]: it reads images",
+    ("conv 8 3", (64,)): "'conv 8 3' cannot read the state before it, [64]: it reads images "
+    "[channels, rows, columns]. Give their shape, or choose a task of images, such as digits-image",
     ("conv 8 9", (1, 8, 8)): "[1, 8, 8]: its filters are larger than the image",
     ("pool 9", (1, 8, 8)): "its regions are larger than the image",
     ("64, pool 2", (1, 8, 8)): "'pool 2' cannot read the state before it, [64]",

@@ -150,6 +150,36 @@ def test_a_keyword_without_effect_is_refused_by_name(options, words):
     assert str(error.value) == words
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "a network needs inputs and outputs."),
+        ({"inputs": 2}, "a network needs outputs."),
+        ({"input": 2, "outputs": 1},
+            "a network needs inputs. Did you mean inputs where you wrote input?"),
+        ({"inputs": 2, "output": 1},
+            "a network needs outputs. Did you mean outputs where you wrote output?"),
+        ({"chain": "8", "input": 2, "outputs": 1},
+            "a chain has no input; did you mean inputs?"),
+        ({"chain": "8", "inputs": 2}, "a chain needs outputs."),
+        ({"chain": "8", "shape": (2,)}, "a chain needs outputs."),
+        ({"chain": "8", "outputs": 2}, "a chain needs inputs, or the shape of a sample."),
+    ],
+)  # fmt: skip
+def test_a_network_without_sizes_is_refused_with_the_name_that_was_meant(options, words):
+    with pytest.raises(OptionError) as error:
+        co.networks.make(**options)
+    assert str(error.value) == words
+
+
+def test_no_option_of_a_recurrent_network_is_taken_for_a_misspelled_one_of_a_chain():
+    names = {option for cell in factory.CELL_NAMES for option in factory.cell_options(cell)}
+    names |= set(inspect.signature(factory.construct).parameters)
+    for name in names - set(chain_factory.CHAIN_OPTIONS):
+        (line,) = chain_factory.list_idle_options({name: "x"})
+        assert "belongs to recurrent networks" in line
+
+
 def test_a_refusal_can_be_spelled_otherwise():
     error = OptionError("$weight_rate does nothing with $method bptt, and costs 5$$.")
     assert str(error) == "weight_rate does nothing with method bptt, and costs 5$."

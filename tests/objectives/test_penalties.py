@@ -346,3 +346,15 @@ def test_every_penalty_states_its_formula():
     for name, G in PENALTIES.items():
         assert "t" in G.__doc__, name
         assert any(word in G.__doc__ for word in ("mean", "sum", "^2")), name
+
+
+@pytest.mark.parametrize("name", ["isometry", "barrier", "tangent", "of_output"])
+def test_a_maker_of_penalties_that_is_given_costates_says_how_to_call_it(name):
+    net, u = network()
+    lam = net(u).costates(loss)
+    with pytest.raises(co.KindError) as error:
+        getattr(co.penalties, name)(lam)
+    assert str(error.value) == (
+        f"co.penalties.{name} makes a penalty: call co.penalties.{name}()(lam); got Costates."
+    )
+    assert getattr(co.penalties, name)()(lam).shape == (B,)

@@ -66,3 +66,30 @@ def test_a_run_of_a_task_has_no_file_to_predict_for(tmp_path):
     with pytest.raises(DataError, match="not on files, so it cannot predict from a file"):
         predict(FOLDERS / "run", FOLDERS / "train.csv", tmp_path / "out.csv", silent)
     assert not (tmp_path / "out.csv").exists()
+
+
+HEADER = "id,u,v,class\n"
+UNREADABLE = {
+    "blank": (HEADER + "s,1,2,\ns,,3,\n",
+        "Fill them in: the run was trained with --missing refuse."),
+    "column": (HEADER + "s,1,,\ns,2,,\n",
+        "every value is missing. Fill it in: the model needs it."),
+    "word": (HEADER + "s,1,x,\n", '"x" is not a number. Fix the value.'),
+    "comma": (HEADER + 's,1,"0,5",\n',
+        "has a decimal comma. Write numbers as in the training file."),
+    "digits": (HEADER + "s,1,9007199254740993,\n", "Scale it in both files."),
+    "separator": ("id;u;v\ns;1;2\n", "Separate columns by ',', as in the training file."),
+    "header": ("1,2,3\n4,5,6\n", "Add a header, which the training file has."),
+    "renamed": ("id,u,vv\ns,1,2\n", "Should 'vv' be called 'v'?"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_predict_advises_nothing_that_it_has_no_flag_for(tmp_path, coadjoint, name):
+    content, words = UNREADABLE[name]
+    (tmp_path / "new.csv").write_text(content)
+    code, _, err = coadjoint("predict", str(FOLDERS / "data"), str(tmp_path / "new.csv"))
+    assert code == 3
+    assert words in err
+    assert " pass -" not in err.lower()
+    assert "--features" not in err

@@ -43,7 +43,8 @@ class Chain(Net):
     """Maps that follow one another: x_{i+1} = f_i(x_i), y_hat = phi(x_L).
 
     maps    nn.Modules, each from one tensor [B, ...] to one tensor [B, ...]; an nn.Sequential
-            stands for its children. Parameters are those of the modules themselves, not copies.
+            given as an argument stands for its children; one inside another counts as one map.
+            Parameters are those of the modules themselves, not copies.
     output  phi: "identity", "sigmoid", "softmax", "tanh", or a function
     shape   of one sample of the input, without B; only descriptions need it
 
@@ -69,6 +70,7 @@ class Chain(Net):
     readout = "last"
     sample_axis = 0
     why_indivisible = "a chain has no time steps"
+    whole_methods = "BP or Penalised"
     text: str | None = None  # its layers in words, if it was made from them
     notes: tuple[str, ...] = ()  # what was added to these words
 
@@ -337,9 +339,14 @@ def run_map(index: int, module: nn.Module, x: Tensor) -> MapStretch:
 
 
 def list_maps(given: Sequence[nn.Module]) -> list[nn.Module]:
-    """The maps of a chain: an nn.Sequential stands for its children."""
+    """The maps of a chain: an nn.Sequential among those given stands for its children."""
     maps: list[nn.Module] = []
     for module in given:
+        if isinstance(module, list | tuple | nn.ModuleList):
+            raise KindError(
+                "the maps of a chain are nn.Modules, one argument each; got a "
+                f"{type(module).__name__}. Unpack it: co.Chain(*maps)."
+            )
         if not isinstance(module, nn.Module):
             raise KindError(f"the maps of a chain are nn.Modules; got {brief(module)}.")
         is_plain_sequence = (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..errors import InputError, KindError, Unsupported, brief, whole_number
+from ..errors import CoadjointError, InputError, KindError, Unsupported, brief, whole_number
 from ..sweeps.torch_internals import change_count
 from .maps import Dense, Tied
 
@@ -22,6 +22,9 @@ DROPOUTS = (
     nn.AlphaDropout,
     nn.FeatureAlphaDropout,
 )
+ALONG_AN_AXIS = (nn.Softmax, nn.LogSoftmax, nn.Softmin)  # their `dim` says which
+# What torch's modules raise for a state that they cannot take: most often the first.
+MISFITS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 DENSE = (Dense, Tied)  # a parametrisation, which may hold modules, gives a layer another class
 
 
@@ -44,11 +47,14 @@ def describe_map(index: int, module: nn.Module) -> str:
 
 def call_map(index: int, module: nn.Module, x: Tensor) -> Tensor:
     """The state after a map; what would make its costate wrong or meaningless is refused."""
+    refuse_along_samples(index, module, x)
     argument = x.clone() if is_in_place(module) else x
     changes = change_count(argument)
     try:
         y = module(argument)
-    except RuntimeError as error:
+    except CoadjointError:
+        raise  # it says what to do
+    except MISFITS as error:
         first_line = str(error).strip().partition("\n")[0]
         raise InputError(
             f"{describe_map(index, module)} cannot take a state of shape {list(x.shape)}: "
@@ -70,6 +76,26 @@ def call_map(index: int, module: nn.Module, x: Tensor) -> Tensor:
             "the first axis is that of the samples."
         )
     return y
+
+
+def refuse_along_samples(index: int, module: nn.Module, x: Tensor) -> None:
+    """Refuse a softmax along the axis of the samples, which it would mix."""
+    parts = list(module) if isinstance(module, nn.Sequential) else [module]
+    for part in parts:
+        if isinstance(part, ALONG_AN_AXIS) and is_along_samples(part, x):
+            inner = "" if part is module else f" holds a {type(part).__name__}, which"
+            raise Unsupported(
+                f"{describe_map(index, module)}{inner} with dim={part.dim} runs over the samples, "
+                "so that a sample's loss depends on other samples. Give the axis of the classes: "
+                "dim=1."
+            )
+
+
+def is_along_samples(softmax: nn.Softmax | nn.LogSoftmax | nn.Softmin, x: Tensor) -> bool:
+    """Whether a softmax of states with the axes of x runs over the samples, which are axis 0."""
+    if softmax.dim is None:  # torch then takes axis 0 of three axes, and axis 1 of two or four
+        return x.dim() in (1, 3)
+    return softmax.dim in (0, -x.dim())
 
 
 def inner_modules(maps: Iterable[nn.Module]) -> Iterator[nn.Module]:

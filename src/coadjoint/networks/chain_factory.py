@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch
 from torch import nn
 
-from ..errors import InputError, OptionError, check_seed, choose
+from ..errors import InputError, OptionError, check_seed, choose, nearest
 from .chain import Chain
 from .chain_text import LayerText, parse_chain, quoted, write_chain
 from .maps import Activation, AvgPool, Conv, Dense, Flatten, MaxPool, Residual, Tied, draw_weights
@@ -63,7 +63,11 @@ def list_idle_options(given: Mapping[str, object]) -> list[str]:
     for option, value in given.items():
         if value is None or option in CHAIN_OPTIONS or (option, value) == ("readout", "last"):
             continue
-        lines.append(f"${option} does nothing in a chain: it belongs to recurrent networks.")
+        meant = nearest(option, CHAIN_OPTIONS, cutoff=0.8)  # no option of a cell is as near
+        if meant is not None:
+            lines.append(f"a chain has no ${option}; did you mean ${meant}?")
+        else:
+            lines.append(f"${option} does nothing in a chain: it belongs to recurrent networks.")
     if given.get("init") == "torch" and given.get("gain") is not None:
         lines.append("$gain does nothing with $init torch: it belongs to orthogonal, gaussian.")
     return lines
@@ -239,6 +243,12 @@ class ChainBuilder:
 
     def image(self, layer: LayerText) -> Size:
         """The shape of the state, which must be that of an image."""
+        if len(self.shape) == 1 and not self.maps:
+            self.refuse(
+                layer,
+                "it reads images [channels, rows, columns]. Give their shape, or choose a task of "
+                "images, such as digits-image",
+            )
         if len(self.shape) != 3:
             self.refuse(layer, "it reads images [channels, rows, columns]")
         return self.shape

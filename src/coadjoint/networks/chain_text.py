@@ -33,6 +33,7 @@ MOST_UNITS = 2**31 - 1
 WEIGHTED = ("dense", "residual", "conv")  # layers with units or channels of their own
 NUMBER = re.compile(r"[0-9]+")
 DENSE = re.compile(r"([0-9]+)(?:[x×]([0-9]+))?")
+NEARLY_DENSE = re.compile(r"([0-9]+) ?[*xX×] ?([0-9]+)")  # "32*6" and "32 x 6", meant as 32x6
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,10 @@ def widest(layers: Sequence[LayerText]) -> int:
 def parse_layer(text: str, words: list[str]) -> list[LayerText]:
     """The layers of the words between two commas. text: all of it, for an error."""
     word, *rest = words
+    product = NEARLY_DENSE.fullmatch(" ".join(words))
+    if product and (rest or not DENSE.fullmatch(word)):
+        written = quoted(" ".join(words))
+        refuse(text, f"'{written}' is written {quoted(product[1])}x{quoted(product[2])}")
     if DENSE.fullmatch(word):
         refuse_rest(text, words, 1)
         return parse_dense(text, "dense", word)
@@ -133,7 +138,9 @@ def parse_layer(text: str, words: list[str]) -> list[LayerText]:
         near = nearest(word, known)
         hint = f"did you mean '{near}'? " if near else ""
         names = ", ".join(known)
-        refuse(text, f"unknown layer '{quoted(word)}'; {hint}Known: a number, {names}")
+        refuse(
+            text, f"unknown layer '{quoted(word)}'; {hint}Known: 32, 32x6 (six of them), {names}"
+        )
     return PARSERS[word](text, words, rest)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..cells import library, steps
-from ..errors import AppliesTable, OptionError, choose, idle_options, refuse_options
+from ..errors import AppliesTable, OptionError, choose, idle_options, nearest, refuse_options
 from . import chain_factory
 from .chain import Chain
 from .initialisers import INITIALISERS, initialise
@@ -104,11 +104,13 @@ def make(
     if chain_factory.is_chain(options):
         of_start = {"radius": radius, "inner": inner, "std": std, "init": init, "gain": gain}
         refuse_options(chain_factory.list_idle_options({"cell": cell, **of_start, **options}))
+        refuse_without_sizes(options)
         chain = chain_factory.make_chain(init=init, gain=gain, seed=seed, **without_time(options))
         _freeze(chain, as_names(options.get("freeze")), ())
         return chain.to(device)
     if gain is not None:
         raise OptionError("$gain belongs to a $chain; a recurrent network has $radius.")
+    refuse_without_sizes(options)
     cell = "elman" if cell is None else cell
     initialiser = initialiser_options(cell, init, radius, inner, std)
     conditional_options = {
@@ -123,6 +125,27 @@ def make(
     net = construct(cell, **options)
     initialise(net, name, seed=seed, **initialiser)
     return net.to(device)
+
+
+def refuse_without_sizes(options: Mapping[str, Any]) -> None:
+    """Refuse options without inputs or outputs; a chain may have the shape of a sample instead."""
+    is_chain = chain_factory.is_chain(options)
+    needed = ["inputs", "outputs"]
+    if is_chain and options.get("shape") is not None:
+        needed = ["outputs"]
+    lacking = [name for name in needed if options.get(name) is None]
+    if not lacking:
+        return
+    numbers = [key for key, value in options.items() if isinstance(value, int)]
+    hint = ""
+    for name in lacking:
+        near = nearest(name, numbers, cutoff=0.8)
+        if near is not None:
+            hint += f" Did you mean ${name} where you wrote ${near}?"
+    kind = "a chain" if is_chain else "a network"
+    instead = ", or the $shape of a sample" if is_chain and lacking == ["inputs"] else ""
+    listed = " and ".join(f"${name}" for name in lacking)
+    raise OptionError(f"{kind} needs {listed}{instead}.{hint}")
 
 
 def without_time(options: Mapping[str, Any]) -> dict[str, Any]:

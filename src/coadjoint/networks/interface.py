@@ -85,6 +85,7 @@ class Net(PicklableModule, ABC):
                      sequences [T, B, inputs], 0 for inputs [B, ...]
     why_indivisible  why this network cannot run one part of a sequence after the other, for the
                      message of `refuse_if_indivisible`
+    whole_methods    the gradient methods that run it at once, in words for the same message
     dropout          the share of entries that is dropped during training
     """
 
@@ -94,6 +95,7 @@ class Net(PicklableModule, ABC):
     output: Output
     sample_axis = 1
     why_indivisible = "this network is not one recurrent layer"
+    whole_methods = "BPTT or Penalised without segments"
     dropout: float = 0.0
 
     @abstractmethod
@@ -166,16 +168,14 @@ class Net(PicklableModule, ABC):
 
         A network that can do so has its own version, which refuses less.
         """
-        raise Unsupported(
-            f"{what}: {self.why_indivisible}. Use BPTT or Penalised without segments."
-        )
+        raise Unsupported(f"{what}: {self.why_indivisible}. Use {self.whole_methods}.")
 
     def refuse_if_random(self, what: str) -> None:
         """Refuse the method `what`, which repeats runs, if dropout makes each run different."""
         if self.dropout and self.training:
             raise Unsupported(
                 f"{what}: with dropout={self.dropout:g} every run in training mode is different. "
-                "Leave dropout out, call net.eval(), or use BPTT or Penalised without segments."
+                f"Leave dropout out, call net.eval(), or use {self.whole_methods}."
             )
 
     def refuse_if_not_linear(self, what: str) -> None:

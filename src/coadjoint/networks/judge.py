@@ -178,12 +178,25 @@ def _target_rows(net: Net, layout: Layout, y: ArrayLike, like: Tensor) -> Tensor
     lead = _leading_axes(net, layout)
     y = tensor_of("the target y", y, like)
     if tuple(y.shape[: len(lead)]) != lead:
-        meaning = "[T, B, ...], time-major" if net.readout == "every" else "one for each sample"
-        raise InputError(
-            f"the target y has shape {list(y.shape)}; with readout='{net.readout}' it must begin "
-            f"with {list(lead)} ({meaning})."
-        )
+        expected = expected_target(net, layout, y)
+        raise InputError(f"the target y has shape {list(y.shape)}; {expected}")
     return _into_rows(net, layout, y)
+
+
+def expected_target(net: Net, layout: Layout, y: Tensor) -> str:
+    """The end of an error about targets of another shape: what they must be, and a hint."""
+    T, B = layout.rows.T, layout.rows.B
+    if net.sample_axis == 0:
+        return f"it must begin with [{B}]: one target for each of {B} samples."
+    if net.readout == "every":
+        return f"with readout='every' it must begin with [{T}, {B}] ([T, B, ...], time-major)."
+    hint = ""
+    if y.dim() and len(y) == T:
+        hint = (
+            f" The input has T = {T} steps of B = {B} samples; if it is the other way round, pass "
+            "u.transpose(0, 1): u is time-major, [T, B, inputs]."
+        )
+    return f"with readout='{net.readout}' it must begin with [{B}] (one for each sample).{hint}"
 
 
 def _weight_rows(net: Net, layout: Layout, mask: ArrayLike, like: Tensor) -> Tensor:

@@ -136,6 +136,11 @@ def log_softmax(a: Tensor) -> Tensor:
 def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
     """-log softmax(a)_y of class numbers y [entries]; - y . log softmax(a) of probabilities y."""
     if y.is_floating_point():
+        if y.shape == a.shape[:-1] and a.shape[-1] > 1:
+            raise InputError(
+                f"loss 'cross-entropy': y holds {y.dtype} {list(y.shape)}, but class numbers must "
+                f"be integers: y.long(). Probabilities have shape {list(a.shape)}."
+            )
         return -(_same_shape("cross-entropy", a, y) * log_softmax(a)).sum(-1)
     if y.shape != a.shape[:-1]:
         raise InputError(

@@ -42,7 +42,7 @@ from .layered import PARTS as PARTS
 from .layered import LayeredCostates
 from .penalty_type import PENALTIES as PENALTIES
 from .penalty_type import Penalty as Penalty
-from .penalty_type import PenaltyLike, layers_of, register
+from .penalty_type import PenaltyLike, layers_of, refuse_costates, register
 from .penalty_type import penalty as penalty
 from .schedules import exponential as exponential
 from .schedules import inverse_time as inverse_time
@@ -160,6 +160,7 @@ def barrier(switch: float = 1e-5) -> Penalty:
     is exactly zero are left out. After the log barrier of Johnston & Patel's code, switched at
     1e-5.
     """
+    refuse_costates("barrier", switch)
     real("the barrier's switch", switch, 0, above=True)
 
     def value(lam: BaseCostates) -> Tensor:
@@ -248,6 +249,7 @@ def isometry(seed: int = 0) -> Penalty:
     the length of any costate, not only of those that the loss sends. It needs no recursion: one
     pull more for each step. Steps where J_t' r_t is zero are left out.
     """
+    refuse_costates("isometry", seed)
     check_seed(seed)
 
     def value(lam: BaseCostates) -> Tensor:
@@ -303,6 +305,7 @@ def of_output(G: PenaltyLike = "variance") -> Penalty:
     """mean over outputs k of G applied to d y_hat_k / dx_t instead of dL/dx_t; y_hat is that of the
     sample's last step.
     """
+    refuse_costates("of_output", G)
     inner = penalty(G)
 
     def value(lam: BaseCostates) -> Tensor:

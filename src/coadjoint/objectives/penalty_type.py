@@ -196,6 +196,15 @@ def layers_of(lam: object) -> Sequence[BaseCostates] | None:
     return layers
 
 
+def refuse_costates(maker: str, argument: object) -> None:
+    """Refuse costates given to a function that makes a penalty, as if it were one itself."""
+    if layers_of(argument):
+        raise KindError(
+            f"co.penalties.{maker} makes a penalty: call co.penalties.{maker}()(lam); got "
+            f"{brief(argument)}."
+        )
+
+
 def top_layer(lam: LayeredCostates) -> LayeredCostates:
     """The costates of the last layer of the last module, in both directions if it has two.
 

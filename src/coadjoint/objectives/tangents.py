@@ -24,7 +24,7 @@ from ..sweeps.costates import BaseCostates
 from ..sweeps.layout import check_dense, tensor_of
 from .draws import random_signs
 from .layered import LayeredCostates
-from .penalty_type import PENALTIES, Penalty
+from .penalty_type import PENALTIES, Penalty, refuse_costates
 
 Directions = Tensor | Callable[[Tensor], Tensor] | None
 Changes = Tensor | float | Callable[[Tensor], Tensor]
@@ -40,6 +40,7 @@ def tangent(v: Directions = None, beta: Changes = 0.0, K: int = 1, seed: int = 0
     y_hat, or [K, ...], or a function of the input.  The tangent loss of Simard et al. (1992), as in
     Caterini (2017), (3.12) and (3.14); before version 0.8 it lacked the factor 1/2.
     """
+    refuse_costates("tangent", v)
     whole_number("K", K)
     check_seed(seed)
     if v is not None and not callable(v):

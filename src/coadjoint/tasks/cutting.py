@@ -77,6 +77,8 @@ def cut_into_pieces(
     for i, (start, T) in enumerate(zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True)):
         if shortest > T:
             rule = f"--window {window}" if window else "--kind next"
+            if kind == "predict":
+                rule = f"the model, trained with {rule},"
             place = sheet.place(start, sheet.columns.get("id") or "id")
             problems.add(
                 f"{place}: sequence '{one_line(sheet.ids[i])}' has length {T}; {rule} needs at "

@@ -278,6 +278,7 @@ class Data(Collection):
             features=tuple(d.features),
             kind="next",  # the file needs no targets; those it has are not taken for features
             rows="steps" if d.sample_shape is None else "samples",
+            use="predict",
             **how,
         )
         sheet = match_features(read(path, options), d)

@@ -48,7 +48,7 @@ def read_all(paths: dict[str, PathLike | None], options: Options) -> dict[str, S
 
 def options_like(first: Sheet, options: Options) -> Options:
     """Return the options that read a held-out file like the training file."""
-    options = replace(options, kind=options.kind or kind_of(first))
+    options = replace(options, kind=options.kind or kind_of(first), use="held-out")
     if not first.has_names:  # columns are known by position: there are no names to ask for
         return options
     return replace(
@@ -244,21 +244,27 @@ def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:
 def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) -> Sheet:
     """Return the sheet with gaps dropped or filled if `missing` is "drop" or "ffill".
 
+    kind is "predict" for a file to predict from; messages then advise none of the settings.
     Samples without time are dropped whole, and cannot be filled from a row before.
 
     Irregular time steps are refused if `irregular` is "refuse".
     """
     if missing == "drop" and sheet.shape is not None:
-        sheet = drop_samples(sheet)
+        sheet = drop_samples(sheet, kind)
     elif missing == "drop":
         sheet = drop_rows(sheet, kind, at)
     elif missing == "ffill":
-        sheet = fill_forward(sheet)
+        sheet = fill_forward(sheet, kind)
     if irregular == "refuse":
-        text = sheet.describe_uneven_step()
+        text = sheet.describe_uneven_step(or_pass(kind, "--irregular allow"))
         if text:
             raise DataError(text)
     return sheet
+
+
+def or_pass(kind: str, flag: str) -> str:
+    """The end of an advice: a flag that would help, if the file is one of a training run."""
+    return "" if kind == "predict" else f", or pass {flag}"
 
 
 def drop_rows(sheet: Sheet, kind: str, at: str) -> Sheet:
@@ -277,27 +283,28 @@ def drop_rows(sheet: Sheet, kind: str, at: str) -> Sheet:
     if empty:
         raise DataError(
             f"{sheet.path}: without the rows that lack a value, sequences {quote_names(empty)} "
-            "have length 0. Remove them, or pass --missing mask."
+            f"have length 0. Remove them{or_pass(kind, '--missing mask')}."
         )
     note = f"{int(lost.sum())} rows of {sheet.path} lack a value and are left out"
     return replace(rest, notes=(*sheet.notes, note))
 
 
-def drop_samples(sheet: Sheet) -> Sheet:
+def drop_samples(sheet: Sheet, kind: str) -> Sheet:
     """Return the sheet without the samples that lack an input."""
     lost = np.logical_or.reduceat(np.isnan(sheet.u).any(1), sheet.starts)
     if not lost.any():
         return sheet
     if lost.all():
         raise DataError(
-            f"{sheet.path}: every sample lacks a value, so none is left. Pass --missing mask."
+            f"{sheet.path}: every sample lacks a value, so none is left. Fill in the values"
+            f"{or_pass(kind, '--missing mask')}."
         )
     note = f"{int(lost.sum())} samples of {sheet.path} lack a value and are left out"
     rest = sheet.take_whole(~lost)
     return replace(rest, notes=(*sheet.notes, note))
 
 
-def fill_forward(sheet: Sheet) -> Sheet:
+def fill_forward(sheet: Sheet, kind: str) -> Sheet:
     """Return the sheet with each missing input replaced by the value before it."""
     gaps = np.isnan(sheet.u)
     if not gaps.any():
@@ -310,7 +317,8 @@ def fill_forward(sheet: Sheet) -> Sheet:
     for r, j in np.argwhere(latest < first):
         problems.add(
             f"{sheet.place(r, sheet.features[j])}: the value is missing and the sequence has none "
-            "before it, so --missing ffill cannot fill it. Fix it, or pass --missing drop|mask.",
+            "before it, so --missing ffill cannot fill it. Fix it"
+            f"{or_pass(kind, '--missing drop|mask')}.",
             ("ffill", j),
         )
     problems.raise_if_any()

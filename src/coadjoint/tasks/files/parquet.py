@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import DataError, MissingError, error_text, one_line
-from .parsing import EXACT_BELOW, WITHOUT_COLUMN, explain_inexact
+from .parsing import EXACT_BELOW, explain_inexact, or_without_column
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, open_file, refuse_if_too_large
 from .table import KIND_ADVICE, Roles, TableColumns, assign_roles, sheet_from_columns
@@ -130,10 +130,10 @@ def read_parquet(source: LoadedFile, options: Options, problems: Problems) -> Sh
         arrow_type = file.schema.field(name).type
         expected = kinds_for(name, roles, options)
         if kind_of_column(file.pa, arrow_type) not in expected:
+            otherwise = options.advise(", or leave it out with --features", "")
             problems.add(
                 f"{source.path} column '{one_line(name)}': type {one_line(arrow_type, 80)} cannot "
-                f"be used here; expected {', '.join(expected)}. Cast the column, or leave it out "
-                "with --features."
+                f"be used here; expected {', '.join(expected)}. Cast the column{otherwise}."
             )
     problems.raise_if_any()
     try:
@@ -205,7 +205,7 @@ def make_sheet(
         else:
             columns.numbers[name], inexact = to_numbers(file.pa, array)
             for row, value in inexact:
-                complaint = f"{explain_inexact(value)}, {WITHOUT_COLUMN}."
+                complaint = f"{explain_inexact(value)}{or_without_column(options)}."
                 problems.add(f"{where(row + 1, name)}: {complaint}", ("exact", name))
     problems.raise_if_any()
     return sheet_from_columns(source, roles, columns, options, problems, where)

@@ -22,7 +22,7 @@ MISSING_TEXTS = frozenset({"", "nan", "na", "n/a", "#n/a", "null", "none", "?"})
 NUMBER_CHARACTERS = {".": b"0123456789+-eE.", ",": b"0123456789+-eE,"}
 EXACT_BELOW = 2**53  # beyond it, doubles skip whole numbers
 FIX = "Fix the value, or leave the cell blank and pass --missing drop|ffill|mask."
-WITHOUT_COLUMN = "or leave the column out with --features"
+AS_IN_TRAINING = "Write numbers as in the training file"
 NO_TIME = "the time is missing. Fill it in."
 
 # Patterns of cells that look like numbers but are not, and what to do about them.
@@ -64,16 +64,27 @@ def parse_number(cell: str, options: Options) -> float | str:
     if not number_pattern(options.decimal, options.thousands).fullmatch(text):
         for pattern, advice in NEAR_NUMBERS:
             if re.fullmatch(pattern, text, re.ASCII | re.IGNORECASE):
-                return f'"{one_line(cell)}" {advice}'
-        return f'"{one_line(cell)}" is not a number. {FIX}'
+                return f'"{one_line(cell)}" {options.advise(advice, without_flags(advice))}'
+        return f'"{one_line(cell)}" is not a number. {options.advise(FIX, "Fix the value.")}'
     if options.thousands:
         text = text.replace(options.thousands, "")
     value = float(text.replace(options.decimal, "."))
     if math.isinf(value):
         return f'"{one_line(cell)}" is not finite: the largest number is 1.8e308. Fix the value.'
     if abs(value) >= EXACT_BELOW and text.lstrip("+-").isdigit() and int(text) != int(value):
-        return f"{explain_inexact(cell)}, {WITHOUT_COLUMN}."
+        return f"{explain_inexact(cell)}{or_without_column(options)}."
     return value
+
+
+def without_flags(advice: str) -> str:
+    """Advice on a cell for a file to predict from, which is read as the training file was."""
+    what, _, todo = advice.partition(". ")
+    return f"{what}. {AS_IN_TRAINING}." if "--" in todo else advice
+
+
+def or_without_column(options: Options) -> str:
+    """The end of the advice to scale a number; a trained model needs all its columns."""
+    return options.advise(", or leave the column out with --features", " in both files")
 
 
 def explain_inexact(cell: object) -> str:
@@ -95,7 +106,7 @@ def number_in_cell(cell: object, options: Options) -> float | str:
     if math.isinf(cell):
         return f'"{cell}" is not finite. Fix the value.'
     if isinstance(cell, int) and int(float(cell)) != cell:
-        return f"{explain_inexact(cell)}, {WITHOUT_COLUMN}."
+        return f"{explain_inexact(cell)}{or_without_column(options)}."
     return float(cell)
 
 

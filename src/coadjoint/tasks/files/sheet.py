@@ -47,6 +47,8 @@ class Options:
     rows         what a row of a table, or the first axis of an array, counts: "steps" of
                  sequences, or "samples" without time
     max_bytes    the largest size of a file, unpacked
+    use          what the file is for: "train"; "held-out", with the columns of the training file;
+                 or "predict", with all settings of a trained model. Messages advise accordingly.
     """
 
     id: str | None = None
@@ -62,6 +64,11 @@ class Options:
     missing: str = "refuse"
     max_bytes: int = 4 << 30
     rows: str = "steps"
+    use: str = "train"
+
+    def advise(self, at_training: str, at_prediction: str) -> str:
+        """The advice that fits the use of the file: `predict` has no flags for reading it."""
+        return at_prediction if self.use == "predict" else at_training
 
     def __post_init__(self) -> None:
         groups_digits = self.thousands in ("", ",", ".", " ", "'")
@@ -224,10 +231,10 @@ class Sheet:
         ids = [name for name, kept in zip(self.ids, keep, strict=True) if kept]
         return replace(rows, lengths=self.lengths[keep], ids=ids, y=y)
 
-    def describe_uneven_step(self) -> str | None:
+    def describe_uneven_step(self, otherwise: str = ", or pass --irregular allow") -> str | None:
         """The first time step that differs from the usual one by more than 1%, in words.
 
-        The usual time step is the median. None if all are even.
+        The usual time step is the median. None if all are even. otherwise: ends the advice.
         """
         if self.time is None:
             return None
@@ -250,8 +257,7 @@ class Sheet:
         return (
             f"{self.place(rows[first], self.columns['time'])}: the time step is "
             f"{steps[first] / second:g}{unit} and the usual one is {usual / second:g}{unit} "
-            f"({len(odd)} of {len(steps)} steps differ). Resample to a regular step, or pass "
-            "--irregular allow."
+            f"({len(odd)} of {len(steps)} steps differ). Resample to a regular step{otherwise}."
         )
 
 
@@ -264,17 +270,22 @@ def refuse_bad_values(sheet: Sheet, options: Options, problems: Problems) -> She
             problems.add(f"{place}: the value is infinite. Fix it.", ("inf", j))
         gaps = np.flatnonzero(np.isnan(column))
         if len(gaps) == len(column) and options.missing != "mask":
+            advice = options.advise(
+                "Leave the column out with --features.", "Fill it in: the model needs it."
+            )
             problems.add(
-                f"{sheet.path} column '{one_line(name)}': every value is missing. Leave the column "
-                "out with --features."
+                f"{sheet.path} column '{one_line(name)}': every value is missing. {advice}"
             )
         elif len(gaps) and options.missing == "refuse":
             # The places without the column, which the message names once.
             places = [sheet.place(row, name).split(" column ")[0] for row in gaps[:CELLS_LISTED]]
+            advice = options.advise(
+                "Fill them in, or pass --missing drop|ffill|mask.",
+                "Fill them in: the run was trained with --missing refuse.",
+            )
             problems.add(
                 f"{sheet.place(gaps[0], name)}: {len(gaps)} of {len(column)} values are missing, "
-                f"the first at {', '.join(places)}. Fill them in, or pass --missing "
-                "drop|ffill|mask."
+                f"the first at {', '.join(places)}. {advice}"
             )
     if sheet.y is not None and sheet.y.dtype.kind == "f":
         for index, k in np.argwhere(np.isinf(sheet.y)):

@@ -54,15 +54,17 @@ def assign_roles(names: Sequence[str], options: Options, problems: Problems) -> 
             "column its own name."
         )
     notes: list[str] = []
-    id = find_column("id", options.id, names, problems, notes)
-    time = find_column("time", options.time, names, problems, notes)
+    of_flag = options.advise("for --{}", "with the {}, as the training file has")
+    id = find_column("id", options.id, names, problems, notes, of_flag)
+    time = find_column("time", options.time, names, problems, notes, of_flag)
     targets = find_targets(names, options, problems, notes)
     taken = {id, time, *targets}
     if options.features is None:
         features = tuple(name for name in names if name not in taken)
     else:
         features = options.features
-        check_features(features, Roles(id, time, targets, features, ()), names, problems, notes)
+        roles = Roles(id, time, targets, features, ())
+        check_features(features, roles, names, options, problems, notes)
     if not features and not problems.groups:
         problems.add(
             f"{problems.path}: no column is left as a feature. Columns: {quote_names(names)}."
@@ -72,14 +74,22 @@ def assign_roles(names: Sequence[str], options: Options, problems: Problems) -> 
 
 
 def find_column(
-    role: str, asked: str | None, names: Sequence[str], problems: Problems, notes: list[str]
+    role: str,
+    asked: str | None,
+    names: Sequence[str],
+    problems: Problems,
+    notes: list[str],
+    purpose: str = "for --{}",
 ) -> str:
-    """The column for a role: the one asked for, or one with a usual name; "" for none."""
+    """The column for a role: the one asked for, or one with a usual name; "" for none.
+
+    purpose: of a column that is not there, in words, with {} for the role.
+    """
     if asked is not None:
         if not asked or asked in names:
             return asked
         problems.add(
-            f"{problems.path}: there is no column '{one_line(asked)}' for --{role}."
+            f"{problems.path}: there is no column '{one_line(asked)}' {purpose.format(role)}."
             f"{suggest_column(asked, names)} Columns: {quote_names(names)}."
         )
         return ""
@@ -100,6 +110,12 @@ def suggest_column(name: str, names: Sequence[str]) -> str:
     """A sentence with the column that may have been meant; "" if none is near."""
     near = nearest(name, names)
     return f" Did you mean '{one_line(near)}'?" if near else ""
+
+
+def suggest_feature(name: str, unused: Sequence[str]) -> str:
+    """The end of "there is no column ...": the one that may have been meant."""
+    near = nearest(name, unused[:200])  # in a wide table, a search of all would take long
+    return f"; did you mean '{one_line(near)}'?" if near else "."
 
 
 def find_targets(
@@ -134,6 +150,7 @@ def check_features(
     features: tuple[str, ...],
     roles: Roles,
     names: Sequence[str],
+    options: Options,
     problems: Problems,
     notes: list[str],
 ) -> None:
@@ -146,7 +163,14 @@ def check_features(
     unused = [name for name in names if name not in used]
     all_names = set(names)
     lacking = [name for name in features if name not in all_names]
-    if lacking:
+    if options.use == "train":
+        for name in lacking:
+            problems.add(
+                f"{problems.path}: there is no column '{one_line(name)}' for --features"
+                f"{suggest_feature(name, unused)} Columns: {quote_names(names)}.",
+                "features",
+            )
+    elif lacking:
         hint = ""
         for name in lacking[:CELLS_LISTED]:
             near = nearest(name, unused[:200])  # in a wide table, a search of all would take long

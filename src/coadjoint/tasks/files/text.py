@@ -55,7 +55,7 @@ class TextRows:
         if not self.ahead:
             problems.refuse(f"{path}: the file holds no text.")
         first = [cells for _, cells in self.ahead]
-        check_separator(first, sep, problems)
+        check_separator(first, sep, options, problems)
         self.names = [f"c{k + 1}" for k in range(len(first[0]))]
         if options.header:
             self.names = list(map(str.strip, first[0]))
@@ -244,7 +244,7 @@ def read_columns(
     return columns
 
 
-def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None:
+def check_separator(rows: list[list[str]], sep: str, options: Options, problems: Problems) -> None:
     """Refuse a single column whose first two lines hold another separator equally often.
 
     rows: the cells of the first rows, as split by `sep`.
@@ -257,9 +257,12 @@ def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None
         if other != sep and 0 < first.count(other) == second.count(other):
             name = {"\t": "tab", " ": "space"}.get(other, other)
             flag = {"\t": "$'\\t'"}.get(other, f"'{other}'")
+            advice = options.advise(
+                f"Pass --sep {flag}.", f"Separate columns by '{sep}', as in the training file."
+            )
             problems.refuse(
                 f"{problems.path}: there is only one column, '{one_line(first)}'; the file looks "
-                f"{name}-separated. Pass --sep {flag}."
+                f"{name}-separated. {advice}"
             )
 
 
@@ -273,9 +276,13 @@ def check_header(names: list[str], options: Options, problems: Problems) -> None
     is_header = any(name and (name in asked or name.casefold() in usual) for name in names)
     numbers = [name for name in names if is_number(name, options)]
     if numbers and not is_header:
+        advice = options.advise(
+            "Pass --no-header (columns are then c1, c2, ...), or add a header.",
+            "Add a header, which the training file has.",
+        )
         problems.refuse(
             f'{problems.path}:1: the first row looks like data ("{one_line(numbers[0])}"), not '
-            "names. Pass --no-header (columns are then c1, c2, ...), or add a header."
+            f"names. {advice}"
         )
     for k, name in enumerate(names):
         if not name:
