@@ -1115,7 +1115,7 @@ def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
         (["d.csv", "--target", "y", "--learner", "rtrl", "--k1", "3"], 2,
             "--k1 and --k2 apply to --learner truncated"),
         (["d.csv", "--target", "y", "--k1", "3", "--k2", "2"], 2, "1 <= k1 <= k2"),
-        (["d.csv", "--target", "y", "--hidden", "0"], 2, "--hidden: must be a positive whole number"),
+        (["d.csv", "--target", "y", "--hidden", "0"], 2, "--hidden: must be a positive"),
         (["d.csv", "--target", "y", "--cell", "elm"], 2, "did you mean 'elman'?"),
         (["d.csv", "--target", "y", "--lr", "-1"], 2, "--lr: must be"),
         (["d.csv", "--target", "y", "--schedule", "cosine"], 2, "needs the number of steps"),
