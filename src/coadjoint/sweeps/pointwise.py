@@ -300,6 +300,7 @@ class PointwiseContext(Context):
 
     op: Pointwise
     rows: Rows | None
+    shapes: list[tuple[int, ...]]  # of the nonzero outputs
 
 
 @with_quick_apply
@@ -319,6 +320,7 @@ class _Apply(SweepFunction):
     def setup_context(ctx: PointwiseContext, inputs: Inputs, output: tuple[Tensor, ...]) -> None:
         """Keep all arguments."""
         ctx.op, ctx.rows, *tensors = inputs
+        ctx.shapes = [y.shape for y in output]
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
@@ -343,7 +345,7 @@ class _Apply(SweepFunction):
     @nestable_jvp
     def jvp(
         ctx: PointwiseContext, _op: None, _rows: None, *dots: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    ) -> tuple[Tensor, ...]:
         """The directions of the nonzero outputs, from those of the inputs in `dots`."""
         op = ctx.op
         saved = ctx.saved_tensors
@@ -351,7 +353,13 @@ class _Apply(SweepFunction):
         along = present([name for name, _ in op.inputs], dots[split:])
         tangent = op.pushed(tuple(along))
         out = tangent(saved[:split], *saved[split:], *along.values(), rows=ctx.rows)
-        return tuple(out[name] for name in op.nonzero_outputs)
+        changes: list[Tensor] = []
+        for name, shape in zip(op.nonzero_outputs, ctx.shapes, strict=True):
+            change = out[name]
+            if change is None:  # zero along these directions; torch wants a tensor all the same
+                change = next(iter(along.values())).new_zeros(shape)
+            changes.append(change)
+        return tuple(changes)
 
 
 def present(names: Sequence[str], tensors: Sequence[Tensor | None]) -> dict[str, Tensor]:
