@@ -427,6 +427,7 @@ def growth_of_hoards():
     return found
 
 
+@pytest.mark.thorough
 def test_memory_that_grows_is_noticed():
     found = {what: grows(*growth) for what, growth in apart(growth_of_hoards).items()}
     assert found == {
