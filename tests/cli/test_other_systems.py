@@ -76,7 +76,7 @@ def test_the_system_lacks_what_the_next_test_does_without(elsewhere):
     assert "No module named 'fcntl'" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_is_trained_interrupted_resumed_and_used(elsewhere, tmp_path):
     rows = [f"s{i},{t},{(i * 7 + t) % 5},{'xy'[i % 2]}" for i in range(12) for t in range(4)]
     (tmp_path / "data.csv").write_text("\n".join(["id,t,a,label", *rows]) + "\n")
