@@ -17,11 +17,11 @@ from ..errors import InputError, KindError, Unsupported
 from ..objectives import losses
 from ..objectives.losses import LossLike
 from ..sweeps.costates import Axis, BaseCostates, stack_padded
-from ..sweeps.layout import Layout, check_dense, tensor_of
+from ..sweeps.layout import Layout, tensor_of
 from ..sweeps.norms import keep_where_zero, norm
 from ..sweeps.rows import scale, uniform_rows
 from .chain_loss import losses_and_slopes
-from .judge import Judge
+from .judge import Judge, check_loss_values
 from .layers import refuse_transforms
 from .layerwise import Layerwise
 from .stretches import ScaledBlock, Stretch, normalise
@@ -139,15 +139,8 @@ class ChainRun:
         self, loss: LossLike | Tensor, y: ArrayLike | None, mask: Tensor | None, reduce: str
     ) -> tuple[Tensor, Tensor | None]:
         """The loss of each sample, [B], and its slope by a, shaped like a, if that is known."""
-        B = len(self.a)
         if isinstance(loss, Tensor):
-            if check_dense("the loss", loss).shape != (B,):
-                got = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"
-                raise InputError(
-                    f"the loss is {got}; expected one value for each sample, shape [{B}]. "
-                    "coadjoint averages over samples itself."
-                )
-            return loss, None
+            return check_loss_values(loss, len(self.a)), None
         value, slope = losses_and_slopes(self.judge(loss, y, mask, reduce), self.a_rows)
         return value, None if slope is None else slope.view(self.a.shape)
 

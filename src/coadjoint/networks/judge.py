@@ -277,14 +277,18 @@ class RunOutputs(HasLayout):
         """
         if not isinstance(loss, Tensor):
             return self.judge(loss, y, mask, reduce).sample_losses(a_rows)
-        B = self.layout.rows.B
-        if check_dense("the loss", loss).shape != (B,):
-            got = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"
-            raise InputError(
-                f"the loss is {got}; expected one value for each sample, shape [{B}]. coadjoint "
-                "averages over samples itself."
-            )
-        return loss
+        return check_loss_values(loss, self.layout.rows.B)
+
+
+def check_loss_values(loss: Tensor, B: int) -> Tensor:
+    """Return a loss that was given as values; refused unless there is one for each sample, [B]."""
+    if check_dense("the loss", loss).shape != (B,):
+        got = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"
+        raise InputError(
+            f"the loss is {got}; expected one value for each sample, shape [{B}]. coadjoint "
+            "averages over samples itself."
+        )
+    return loss
 
 
 @contextlib.contextmanager

@@ -195,7 +195,6 @@ class RunFigures:
         stem: the metric without its tolerance; all tolerances share the figure.
         """
         metric, threshold, goal = parse_goal(self.run.result.get("goal"))
-        label = shown_metric(stem)
         extras = self._common()
         if metric_stem(metric) == stem and not math.isnan(threshold):
             extras["rules"] = [{"y": threshold, "label": f"goal: {goal}"}]
