@@ -188,6 +188,7 @@ SAME_NAMES = (
     "seed",
     "probes",
     "patience",
+    "select",
     "stop_on_success",
     "nonfinite",
     "checkpoint",
@@ -399,12 +400,14 @@ def check_size_settings(config: Config, task: Task) -> None:
             problems.append(f"--tests {no_effect}")
         if training.confirm is not None:
             problems.append(f"--confirm {no_effect}")
-        if training.patience is not None and "valid" not in task.splits:
-            problems.append(
-                "--patience needs a validation set: give --valid FILE, or a share of --split."
-            )
+        for name in ("patience", "select"):
+            if getattr(training, name) is not None and "valid" not in task.splits:
+                problems.append(
+                    f"--{name} needs a validation set: give --valid FILE, or a share of --split."
+                )
     if problems:
         raise ConfigError("\n".join(problems))
+    task.selector(training.select)  # refuses a metric that the task does not have
 
 
 def curriculum_of(config: Config) -> Easiest | None:

@@ -309,6 +309,11 @@ class TrainingSection(Section):
     patience: PositiveInt | None = Field(
         None, description="stop after this many validations without improvement"
     )
+    select: str | None = Field(
+        None,
+        description="held-out metric that chooses the best weights and that --patience waits for: "
+        "loss, or a metric of the task (default: accuracy, mse, ...)",
+    )
     stop_on_success: bool = Field(True, description="stop once the task's goal is reached")
     nonfinite: Literal["stop", "skip", "dump"] = Field(
         "stop",

@@ -87,7 +87,7 @@ def print_outcome(result: Result, task: Task) -> None:
     else:
         # the split that chose: see Watch
         split = "valid" if "valid" in task.splits else "test"
-        metric = metric_label(task.metric)
+        metric = metric_label(result.selected_by or task.metric)
         print_escaped(f"best, at step {result.best_step:,}, by {metric} on {split}:")
     for split, metrics in result.metrics.items():
         print_escaped(f"{split}: {format_figures(metrics)}")

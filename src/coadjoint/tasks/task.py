@@ -115,6 +115,19 @@ class Task:
         """
         raise NotImplementedError
 
+    @property
+    def selectors(self) -> dict[str, bool]:
+        """The metrics that may choose the best weights, and whether less of each is better."""
+        return {"loss": True, self.metric: self.lower}
+
+    def selector(self, name: str | None = None) -> tuple[str, bool]:
+        """Return the metric that chooses the best weights, and whether less of it is better.
+
+        name: one of `selectors`; None is the task's own metric.
+        """
+        chosen = self.metric if name is None else choose("metric", name, self.selectors)
+        return chosen, self.selectors[chosen]
+
     def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
         """Return target and prediction of a few sequences as text.
 
