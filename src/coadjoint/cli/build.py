@@ -365,7 +365,17 @@ def data_task(config: Config, options: KeyValues, data: KeyValues) -> Task:
         )
     dtype = "float64" if config.training.precision == 64 else "float32"
     data |= chains.data_options(config)
+    data["metrics"] = asked_metrics(config)
     return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
+
+
+def asked_metrics(config: Config) -> list[str]:
+    """The metrics that --metrics and --select name; "loss" is there without being asked for."""
+    asked = config.data.metrics or []
+    names = [asked] if isinstance(asked, str) else list(asked)
+    if config.training.select not in (None, "loss"):
+        names.append(str(config.training.select))
+    return names
 
 
 def built_in_task(name: str, options: KeyValues) -> Task:

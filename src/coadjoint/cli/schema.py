@@ -109,6 +109,15 @@ class DataSection(Section):
     overlap: Literal["refuse", "allow"] | None = Field(
         None, description="how to handle sequences that appear in more than one file"
     )
+    metrics: str | list[str] | None = Field(
+        None,
+        description="metrics to report besides the default ones: auc,log-loss for classes, mape "
+        "for numbers",
+    )
+    class_weight: str | None = Field(
+        None,
+        description="weights of the classes in the loss of training: balanced, or a=2,b=1",
+    )
     sep: str | None = Field(None, description="column separator of a text table")
     decimal: str | None = Field(None, description="decimal separator of a text table")
     thousands: str | None = Field(None, description="thousands separator of a text table")
