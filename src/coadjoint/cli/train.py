@@ -13,6 +13,7 @@ from ..errors import ConfigError, MissingError, escape_controls
 from ..training.metric_names import goal_label, metric_label
 from . import build
 from . import flags as setting_flags
+from .baselines import print_baselines
 from .compare import run_comparison
 from .flags import SectionValues, config_from_command, with_setting_flags
 from .online import resume_stream
@@ -75,6 +76,7 @@ def run_training(
     page = pages.write(folder)
     if not quiet:
         print_outcome(result, job.task)
+        print_baselines(result, job)
         print_escaped(f"run:    {folder}\nreport: {page}")
 
 

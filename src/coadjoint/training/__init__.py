@@ -15,6 +15,7 @@ plan               the settings of both, checked once
 step               batches, gradients and clipping of one step
 watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
+advice             what may help where a network can hardly learn, or gained little
 pictures           held-out images and reconstructions, for the page
 progress           the memory of a run, and the Result that `train` returns
 stream_means       means over a stream

@@ -70,6 +70,14 @@ class ResultSchema(Schema):
     parameters: Count
 
 
+class BaselineSchema(Schema):
+    """A baseline, with its metrics by split."""
+
+    name: str
+    about: str
+    metrics: dict[str, dict[str, Number]]
+
+
 class TrainingResultSchema(ResultSchema):
     """result.json of a run of `coadjoint train`, which can be compared with others."""
 
@@ -80,6 +88,8 @@ class TrainingResultSchema(ResultSchema):
     work: NonNegative | None = None
     goal: str | None
     pictures: Pictures | None = None
+    selected_by: str | None = None
+    baselines: list[BaselineSchema] = []
 
     @model_validator(mode="after")
     def a_success_has_a_time(self) -> TrainingResultSchema:
