@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..training.run_folder import RunFolder
 
 STANDARDISED_LOSS = (
-    "loss: of targets scaled to mean 0 and variance 1; mse and mae: in the units of your data"
+    "loss: of targets scaled to mean 0 and variance 1; mse, mae and rmse: in the units of your data"
 )
 Logger = Callable[[dict[str, Any]], None]  # takes a row of metrics.jsonl
 

@@ -113,6 +113,8 @@ class Watch:
         plan = self.plan
         progress = self.progress
         value = values[self.metric]
+        if math.isnan(value) and not math.isnan(values["loss"]):  # an overflow was reported
+            self.say(f"step {step}: {self.metric} is not defined on {self.split}: it chooses none.")
         reached = self.meets_goal(values)
         # A few test sequences may be lucky ones: a success is confirmed on more of them.
         if reached and self.task.size is None and plan.confirm > plan.tests:
