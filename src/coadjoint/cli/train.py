@@ -247,7 +247,7 @@ def resume(
         values = setting_flags.to_plain_dict(config)
         values["training"]["steps"] = steps
         config = setting_flags.resolve(None, values)
-    job = build.build(config, storage.read_outline(run))
+    job = build.build(config, storage.read_outline(run), has_begun=True)
     ended = final_status(run, job.arguments["steps"])
     if ended is not None:
         if not (run / "report.html").exists():
@@ -272,7 +272,8 @@ def replay(run: Path = RUN) -> None:
     replays = storage.list_checkpoints(run, "replay")  # oldest first
     if not replays:
         raise StorageError(f"{run} has nothing to replay: no step was rejected.")
-    job = build.build(setting_flags.read_run_config(run), storage.read_outline(run, "replay"))
+    config = setting_flags.read_run_config(run)
+    job = build.build(config, storage.read_outline(run, "replay"), has_begun=True)
     saved = storage.load(replays[-1])
     arguments = {**job.arguments, "nonfinite": "stop"}  # raise the error, whatever the run did
     try:
