@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from ..errors import ConfigError, MissingError, escape_controls
-from ..training.metric_names import goal_label, metric_label
+from ..training.metric_names import goal_label, split_metric
 from . import build
 from . import flags as setting_flags
 from .compare import run_comparison
@@ -83,12 +83,12 @@ def print_outcome(result: Result, task: Task) -> None:
     if result.skipped:
         print(f"{result.skipped} of {result.step} steps were not finite and were skipped")
     if result.best_step is None:
-        print(f"last, at step {result.step:,}:")
+        print(f"at the last step ({result.step:,}):")
     else:
         # the split that chose: see Watch
         split = "valid" if "valid" in task.splits else "test"
-        metric = metric_label(task.metric)
-        print_escaped(f"best, at step {result.best_step:,}, by {metric} on {split}:")
+        metric = split_metric(split, task.metric)
+        print_escaped(f"at the best step ({result.best_step:,}), by {metric}:")
     for split, metrics in result.metrics.items():
         print_escaped(f"{split}: {format_figures(metrics)}")
     if is_standardised(task):
