@@ -12,6 +12,7 @@ chains               which settings mean a network without time, its defaults an
 memory               notes on the memory of a gradient
 past                 which settings of a resumed run may change
 baselines            the figures of a run beside those of baselines
+splits               what is split off from the training file, also in older run folders
 progress             progress lines and bars
 train                train, resume, replay
 predict              predict, report

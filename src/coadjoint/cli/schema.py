@@ -76,10 +76,13 @@ class DataSection(Section):
         None, description="validation data; split off from the training data by default"
     )
     test: str | None = Field(
-        None, description="test data; split off from the training data by default"
+        None,
+        description="test data; split off from the training data if --valid is not given either",
     )
-    split: tuple[UnitFloat, UnitFloat, UnitFloat] | None = Field(
-        None, description="train,valid,test: share of the sequences for each"
+    split: tuple[UnitFloat, UnitFloat, UnitFloat] | tuple[UnitFloat, UnitFloat] | None = Field(
+        None,
+        description="train,valid,test: share of the training data for each (0.8,0.1,0.1 by "
+        "default); beside --test: train,valid (0.8,0.2)",
     )
     kind: Literal["classify", "regress", "next", "reconstruct"] | None = Field(
         None,

@@ -25,6 +25,7 @@ metrics        metrics of a split, by name
 baselines      what is reached without a network
 linear         ridge and logistic regression, for baselines
 class_weights  weights of classes in the loss of training
+shares         how much of the training file is split off
 scaling        pieces as the numbers that a network reads
 description    what a network must know about the data it was trained on
 prediction     new sequences for a trained network

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import ConfigError, InputError, one_line, real
 from ..objectives.batch import Batch
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
-from .cutting import Part, count_copies, cut_into_pieces, refuse_overlap, split_pieces
+from .cutting import Part, count_copies, cut_into_pieces, refuse_overlap
 from .denoising import draw_noise, noisy_copies
 from .description import (
     READING_OPTIONS,
@@ -40,6 +40,7 @@ from .preparation import (
     read_all,
 )
 from .scaling import features_with_gaps, inputs_of, measure_scale, samples_of, sequences_of
+from .shares import divide
 from .task import Index, Samples, Sequences, pairs_of_text
 
 # Values of options that have no meaning for samples without time, and what to do instead.
@@ -67,7 +68,11 @@ class Data(JudgedCollection):
     notes            what was chosen for the user: columns, rows left out, constant features
     noise            with kind "reconstruct", the standard deviation of the noise on the inputs, as
                      in `Denoising`
+    shares           of train, valid and test in the training file; beside a held-out file of train
+                     and of the part without one; None if there is nothing to split
     """
+
+    shares: tuple[float, ...] | None = None
 
     def __init__(
         self,
@@ -103,7 +108,7 @@ class Data(JudgedCollection):
         *,
         valid: PathLike | None = None,
         test: PathLike | None = None,
-        split: Sequence[float] = (0.8, 0.1, 0.1),
+        split: Sequence[float] | None = None,
         seed: int = 0,
         id: str | None = None,
         time: str | None = None,
@@ -130,8 +135,10 @@ class Data(JudgedCollection):
         """Read files (.csv .tsv .txt .parquet .pq .npz .npy .ts) into a task.
 
         train         the file of training sequences
-        valid, test   files of held-out sequences; without either, those of `train` are split
-        split, seed   the shares of train, valid and test, and the seed of the split
+        valid, test   files of held-out sequences
+        split, seed   the shares of train, valid and test in `train`, and the seed of the split. By
+                      default 0.8, 0.1, 0.1; beside a file `test` 0.8, 0.2, 0; beside a file `valid`
+                      all is for training. A part with a file must have share 0. See `tasks.shares`
         window        the rows of the pieces that sequences are cut into; one long sequence is then
                       split in order of time
         standardise   scale inputs and real targets to mean 0 and standard deviation 1
@@ -199,15 +206,14 @@ class Data(JudgedCollection):
         for name, cut in cuts.items():
             notes += cut.sheet.notes[len(sheets[name].notes) :]  # on gaps that were dealt with
             notes += cut.notes
-        if len(cuts) == 1:
-            stratify = kind == "classify" and at == "last"
-            parts = split_pieces(cuts["train"], split, seed, stratify)
-            copies = count_copies(parts)
-            if copies:
-                unit = first.unit
-                notes.append(f"{copies} held-out {unit}s have the same inputs as a training {unit}")
-        else:
-            parts = {name: Part(cut, list(range(len(cut.pieces)))) for name, cut in cuts.items()}
+        stratify = kind == "classify" and at == "last"
+        division = divide(cuts, split, seed, stratify, at)
+        parts = division.parts
+        notes += division.notes
+        copies = count_copies(parts)
+        if copies:
+            unit = first.unit
+            notes.append(f"{copies} held-out {unit}s have the same inputs as a training {unit}")
         scale = measure_scale(first, parts["train"], kind, at, standardise)
         notes += notes_on_constants(scale.constant, first)
         files = {}
@@ -246,7 +252,9 @@ class Data(JudgedCollection):
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
         unique_notes = tuple(dict.fromkeys(notes))
         name = Path(train).stem
-        return cls(sets, description, unique_notes, name, noise, metrics, class_weight)
+        data = cls(sets, description, unique_notes, name, noise, metrics, class_weight)
+        data.shares = division.shares
+        return data
 
     @staticmethod
     def for_prediction(description: JsonDict, path: PathLike, **reading: Any) -> Prediction:
