@@ -160,7 +160,7 @@ def test_a_run_is_printed_beside_its_baselines(run):
     code, out, err = run("train", "--train", path, *SMALL, *given, "--out", "a")
     assert (code, err) == (0, "")
     assert "class weights in training: down " in out
-    assert "by auc on valid" in out
+    assert "by valid auc" in out
     lines = out.splitlines()
     heads = next(k for k, line in enumerate(lines) if "valid auc  test auc" in line)
     assert [line.split()[0] for line in lines[heads + 2 : heads + 5]] == [
