@@ -32,7 +32,8 @@ MOST_INPUTS = 1000  # of a linear model, if there are as many entries
 MOST_ENTRIES = 20_000  # to fit it
 MOST_NUMBERS = 10**7  # entries times inputs to fit it
 MOST_HELD_OUT = 10**9  # entries times inputs to judge it
-MOST_LOGISTIC = 3 * 10**6  # entries times inputs times classes
+LOGISTIC = 10**8  # numbers to read in a fit of logistic regression
+FEWEST_ITERATIONS = 20  # of it
 BLOCK = 4 * 10**6  # numbers of inputs at a time
 LAGS = 20  # steps before the present one, with a target at every step
 SUMMARY = "the mean, deviation, least, largest, first and last value of each input"
@@ -82,6 +83,15 @@ class Inputs:
 
     def rows(self, data: Sequences | Samples, entries: np.ndarray) -> np.ndarray:
         """Return the inputs [n, count] of entries [n, 2] of (sequence, step)."""
+        if self.most is None:
+            return self._whole_rows(data, entries)
+        parts = []
+        for block in blocks(len(entries), self.width):
+            parts.append(project(self._whole_rows(data, entries[block]), self.most))
+        return np.concatenate(parts)
+
+    def _whole_rows(self, data: Sequences | Samples, entries: np.ndarray) -> np.ndarray:
+        """Return the inputs [n, width] before they are projected."""
         if isinstance(data, Samples):
             rows = data.x[entries[:, 0]].reshape(len(entries), -1)
         elif self.form == "lags":
@@ -89,8 +99,8 @@ class Inputs:
         else:
             make = summary_row if self.form == "summary" else flat_row
             rows = np.stack([make(data.u[i], self.size) for i in entries[:, 0]])
-        rows = rows.astype(np.float64)
-        return rows if self.most is None else project(rows, self.most)
+        numbers: np.ndarray = rows.astype(np.float64)
+        return numbers
 
 
 def flat_row(u: np.ndarray, size: int) -> np.ndarray:
@@ -295,8 +305,10 @@ def best_model(
     else:
         for model in ridge_path(X, np.eye(classes)[y]):
             chooser.offer("ridge classifier", model, *judged)
-        if X.size * classes <= MOST_LOGISTIC:
-            for model in logistic_path(X, y, classes):
+        # An output costs as much as some 50 inputs.
+        iterations = min(100, LOGISTIC // (len(X) * classes * (X.shape[1] + 50)))
+        if iterations >= FEWEST_ITERATIONS:
+            for model in logistic_path(X, y, classes, iterations):
                 chooser.offer("logistic regression", model, *judged)
     if chooser.best is None:
         raise np.linalg.LinAlgError("no model is finite")

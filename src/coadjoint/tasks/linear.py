@@ -11,7 +11,6 @@ import torch
 # The strongest first. Those of ridge regression are shares of the largest eigenvalue of X'X.
 RIDGE_STRENGTHS = tuple(10.0**k for k in range(2, -8, -1))
 LOGISTIC_STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
-ITERATIONS = 100  # of L-BFGS, for each strength
 
 
 class LinearModel(NamedTuple):
@@ -50,17 +49,20 @@ def ridge_path(X: np.ndarray, Y: np.ndarray) -> Iterator[LinearModel]:
         yield LinearModel(A, target_mean - mean @ A, strength)
 
 
-def logistic_path(X: np.ndarray, y: np.ndarray, classes: int) -> Iterator[LinearModel]:
+def logistic_path(
+    X: np.ndarray, y: np.ndarray, classes: int, iterations: int = 100
+) -> Iterator[LinearModel]:
     """Yield the minimisers of the mean of -log softmax(X A + c)_y + strength |A|^2 / 2.
 
-    X [n, F], y [n] class numbers. Each starts from the one before, the strongest first.
+    X [n, F], y [n] class numbers. Each starts from the one before, the strongest first, and takes
+    at most so many iterations of L-BFGS.
     """
     inputs = torch.from_numpy(X)
     targets = torch.from_numpy(y)
     A = torch.zeros(X.shape[1], classes, dtype=torch.float64, requires_grad=True)
     c = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
     for strength in LOGISTIC_STRENGTHS:
-        search = torch.optim.LBFGS([A, c], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
+        search = torch.optim.LBFGS([A, c], max_iter=iterations, line_search_fn="strong_wolfe")
 
         def objective(
             search: torch.optim.LBFGS = search, strength: float = strength
