@@ -254,7 +254,7 @@ class Study:
             rows: list[JsonObject] = []
             for trial in self.ended_trials():
                 row = {
-                    "number": trial.number,
+                    "number": folder_number(trial),
                     "folder": f"runs/{trial.user_attrs.get('folder')}",
                     "status": "failed" if "error" in trial.user_attrs else trial.state.name.lower(),
                     "value": trial.value if trial.state.name == "COMPLETE" else None,
@@ -264,7 +264,7 @@ class Study:
                 }
                 rows.append(row)
             content = {
-                "best": best.number if best is not None else None,
+                "best": folder_number(best) if best is not None else None,
                 "importances": self.importances(),
                 "trials": rows,
             }
@@ -357,6 +357,12 @@ def mark_pruned(run: Path, number: int) -> None:
 def trial_name(trial: optuna.Trial) -> str:
     """The name of a trial's run folder, in words: "trial 3"."""
     return str(trial.user_attrs.get("folder", f"trial-{trial.number}")).replace("-", " ")
+
+
+def folder_number(trial: optuna.trial.FrozenTrial) -> int:
+    """The number of a trial's run folder; a trial that was resumed has a later number itself."""
+    name = str(trial.user_attrs.get("folder", trial.number))
+    return int(name.rpartition("-")[2])
 
 
 def format_parameter(value: object) -> str:
