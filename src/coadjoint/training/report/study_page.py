@@ -18,7 +18,7 @@ from .page_parts import Cell, Page, PageSection, Table, flatten_settings, make_t
 from .read import as_mapping, folder_within, held_out_curve
 from .text import clean, duration, finite_or_nan, short_number, shown_metric
 
-MOST_CURVES = 40  # of trials, in one figure
+MOST_CURVES = 12  # of trials, in one figure: more cannot be told apart by colour
 BINS = 4  # of a setting that is a number
 LEAD = "Trials are ranked on the {split} set. Only the best settings are scored on the test set."
 
@@ -38,6 +38,7 @@ def study_page(folder: Path) -> Page:
         "trials": f"{len(trials.rows)} of {plan['trials']}",
         "pruned": str(status["pruned"]),
         "failed": str(status["failed"]),
+        **trials.test_facts(),
     }
     return Page(
         kind="search",
@@ -93,6 +94,17 @@ class Trials:
         """The trials that have a value, the best first."""
         rows = [trial for trial in self.rows if not math.isnan(finite_or_nan(trial["value"]))]
         return sorted(rows, key=lambda trial: trial["value"], reverse=not self.goal["lower"])
+
+    def test_facts(self) -> dict[str, str]:
+        """The metric of the best settings on the test set, once they were trained again."""
+        path = self.folder / "best" / "result.json"
+        if not path.is_file():
+            return {}
+        metrics = schemas.read(path, schemas.ResultSchema)["metrics"]
+        value = as_mapping(metrics.get("test")).get(self.metric)
+        if value is None:
+            return {}
+        return {f"test {shown_metric(self.metric)} of the best settings": short_number(value)}
 
     def best_so_far(self) -> PageFigure:
         """The value of every trial, and the best one up to each."""
@@ -173,6 +185,10 @@ class Trials:
         others = [trial for trial in self.rows if trial not in ranked]
         rows: list[list[object]] = []
         errors: list[list[object]] = []
+        if (self.folder / "best" / "report.html").is_file() and self.best is not None:
+            chosen = [shown(self.best["settings"].get(name, "")) for name in names]
+            link = ("best, trained again", "./best/report.html")
+            rows.append([link, short_number(self.best["value"]), *chosen, ""])
         for trial in [*ranked, *others]:
             chosen = [shown(trial["settings"].get(name, "")) for name in names]
             label = f"trial {trial['number']}"
