@@ -223,15 +223,33 @@ def resume(
         False, "--fallback", help="use the previous checkpoint if the last one is damaged"
     ),
     jobs: Optional[int] = typer.Option(
-        None, "--jobs", "-j", help="comparison: number of parallel processes"
+        None, "--jobs", "-j", help="comparison, search: number of parallel processes"
+    ),
+    trials: Optional[int] = typer.Option(
+        None, "--trials", help="search: new number of trials in total"
+    ),
+    minutes: Optional[float] = typer.Option(
+        None, "--minutes", help="search: time for what is left"
     ),
     quiet: bool = QUIET,
 ) -> None:
-    """Resume a run or a comparison. The result matches an uninterrupted run bit for bit."""
+    """Resume a run, a comparison or a search.
+
+    The result of a run matches an uninterrupted one bit for bit.
+    """
     from ..training import storage
     from ..training.report import pages
     from ..training.run_folder import RunFolder
 
+    if os.path.lexists(run / "tune.json"):
+        if steps is not None or fallback:
+            raise ConfigError("--steps and --fallback apply to a run, not to a search.")
+        from .tune import resume_study
+
+        resume_study(run, trials, minutes, jobs, quiet)
+        return
+    if trials is not None or minutes is not None:
+        raise ConfigError("--trials and --minutes apply to a search by `coadjoint tune`.")
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")

@@ -25,6 +25,7 @@ storage, lock      checkpoints and their manifests; one writer at a time
 json_types         types of values in JSON files
 json_rows          files of JSON lines, appended to and read back
 schemas            what each file of a run folder must hold
+study_schema       what the files of a search for settings must hold
 picture_schema     what the pictures of a run must be
 schema_checks      how these files are read and checked
 tensor_header      the headers of files of tensors

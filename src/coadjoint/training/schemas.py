@@ -61,7 +61,7 @@ class ResultSchema(Schema):
     """result.json of any run."""
 
     advice: ClassVar[str] = "Restore it, or delete it: `coadjoint resume` then writes it again."
-    status: Literal["success", "finished", "early-stopped", "interrupted", "failed"]
+    status: Literal["success", "finished", "early-stopped", "interrupted", "failed", "pruned"]
     step: Count
     seconds: NonNegative
     reason: str | None
