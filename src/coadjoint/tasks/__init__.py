@@ -23,6 +23,7 @@ cutting        its sequences cut into pieces and split into train, valid and tes
 scaling        pieces as the numbers that a network reads
 description    what a network must know about the data it was trained on
 prediction     new sequences for a trained network
+asked          the rows of a file that a prediction is asked for
 files/         readers of your own files, at once or as a stream
 """
 

@@ -167,6 +167,9 @@ class Sheet:
     columns   the columns that were taken as "id" and "time"; "stamps" if times are dates
     shape     of a sample without time, C first: (C,), or (C, height, width) for an image; None if
               the rows are steps in time
+    rows      [N] the number that each row has in the file, from 0, whatever was left out or sorted;
+              None if each entry of the file is a whole sequence: see `input_rows`
+    has_ids   whether ids that are in no column are names in the file, and not mere numbers
     """
 
     path: str
@@ -186,6 +189,8 @@ class Sheet:
     columns: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
+    rows: np.ndarray | None = None
+    has_ids: bool = False
 
     @property
     def unit(self) -> str:
@@ -196,6 +201,21 @@ class Sheet:
     def starts(self) -> np.ndarray:
         """The first row of each sequence, [n]."""
         return np.asarray(np.cumsum(self.lengths) - self.lengths)
+
+    @property
+    def input_rows(self) -> np.ndarray:
+        """The row of the file that each row comes from, [N], from 0.
+
+        A row of a table; or the entry along the first axis of an array of sequences or samples.
+        """
+        if self.rows is not None:
+            return self.rows
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def id_column(self) -> str:
+        """The name of the ids that the file gives: that of their column; "" if it gives none."""
+        return self.columns.get("id", "") or ("id" if self.has_ids else "")
 
     def place(self, row: int | np.integer, column: str) -> str:
         """The line and column of a value, in words, for an error."""
@@ -217,6 +237,7 @@ class Sheet:
             u=self.u[keep],
             lengths=np.add.reduceat(keep.astype(np.int64), self.starts),
             lines=self.lines[keep],
+            rows=self.input_rows[keep],
             y=y,
             time=time,
             stamps=stamps,

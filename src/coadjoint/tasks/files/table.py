@@ -250,8 +250,17 @@ def sheet_from_columns(
         notes=tuple(notes),
         columns=role_columns,
         shape=shape,
+        rows=number_rows(columns.lines),
     )
     return refuse_bad_values(sheet, options, problems)
+
+
+def number_rows(lines: np.ndarray) -> np.ndarray:
+    """The number of each row in its file, from 0, in whatever order the rows are now.
+
+    lines: the line of each. Blank lines and line breaks within cells do not count.
+    """
+    return np.unique(lines, return_inverse=True)[1].reshape(-1)
 
 
 def split_by_id(
