@@ -119,7 +119,13 @@ def cut_for_prediction(sheet: Sheet, at: str, window: int | None) -> PreparedShe
         for end in range(width, T, width):
             pieces.append(Piece(i, start + end - width, start + end))
         pieces.append(Piece(i, start + T - width, start + T))
-    return PreparedSheet(sheet, pieces)
+    if len(pieces) == len(sheet.lengths):
+        return PreparedSheet(sheet, pieces)
+    note = (
+        f"a prediction for each window of {window} rows, as in training; --whole makes one for "
+        "each sequence"
+    )
+    return PreparedSheet(sheet, pieces, (note,))
 
 
 def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> PreparedSheet:

@@ -195,6 +195,10 @@ class Prediction:
             )
         return replace(self, kept=[column.take(self.asked.row) for column in columns])
 
+    def with_note(self, note: str) -> Prediction:
+        """Return the predictions with one more note."""
+        return replace(self, cut=replace(self.cut, notes=(*self.cut.notes, note)))
+
     def _collect(self, outputs: Iterable[Tensor | np.ndarray]) -> np.ndarray:
         """Return the outputs of all pieces one after the other, [K, outputs]."""
         every = self.description.at == "every"

@@ -114,7 +114,7 @@ def inputs_of(sheet: Sheet, description: Description, otherwise: str = OTHER_SCA
             raise DataError(
                 f"{sheet.place(row, sheet.features[j])}: the value is missing. No value of "
                 "this feature was missing in training, so the network has no input that marks "
-                "it. Fill it in."
+                "it. Fill it in, or pass --missing drop."
             )
     scaled = (sheet.u - np.array(description.mean)) / np.array(description.std)
 

@@ -199,6 +199,14 @@ def predict_file(
             "predict from a file."
         )
     prediction = Data.for_prediction(description["data"], data, keep=keep, whole=whole, **reading)
+    window = prediction.description.window
+    longest = max(prediction.cut.sheet.lengths)
+    is_cut = window is not None and prediction.description.at == "last"
+    if window is not None and window < longest and not is_cut and not net.carries_state:
+        prediction = prediction.with_note(
+            "this network has no state to carry from row to row: it reads each sequence at once, "
+            f"not in the windows of {window} rows of training"
+        )
 
     def outputs() -> Iterator[Tensor]:
         """The pre-outputs a of one batch after another, so that a long file fits in memory."""

@@ -141,9 +141,9 @@ def write_jsonl(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None
 def import_pyarrow() -> Any:
     """The module pyarrow with what is written by it; it is optional."""
     try:
-        import pyarrow
+        import pyarrow  # type: ignore[import-untyped]
         import pyarrow.feather  # type: ignore[import-untyped]
-        import pyarrow.parquet  # noqa: F401
+        import pyarrow.parquet  # type: ignore[import-untyped]
     except ImportError:
         raise MissingError(
             "writing Parquet and Arrow files needs pyarrow: pip install 'coadjoint[data]'. Or "

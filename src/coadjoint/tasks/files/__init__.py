@@ -70,10 +70,11 @@ def read(path: str | os.PathLike[str], options: Options | None = None) -> Sheet:
     if os.path.isdir(path):
         if is_of_samples:
             return read_images(path, options)
-        raise DataError(
-            f"{one_line(path, 4096)} is a directory; expected a file. A folder of images is read "
-            "for a network without time (--chain)."
+        reads_images = options.advise(
+            "A folder of images is read for a network without time (--chain).",
+            "Only a network without time reads a folder of images.",
         )
+        raise DataError(f"{one_line(path, 4096)} is a directory; expected a file. {reads_images}")
     source = load_file(path, options.max_bytes)
     suffix = Path(path).suffix.lower()
     if suffix not in readers:

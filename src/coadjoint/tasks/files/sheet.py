@@ -67,8 +67,13 @@ class Options:
     use: str = "train"
 
     def advise(self, at_training: str, at_prediction: str) -> str:
-        """The advice that fits the use of the file: `predict` has no flags for reading it."""
+        """The advice that fits the use of the file: `predict` has only flags for reading it."""
         return at_prediction if self.use == "predict" else at_training
+
+    @property
+    def ways_to_fill(self) -> str:
+        """What may be done with missing values in a file to predict from, as a flag's value."""
+        return "drop|ffill" if self.rows == "steps" else "drop"
 
     def __post_init__(self) -> None:
         groups_digits = self.thousands in ("", ",", ".", " ", "'")
@@ -252,10 +257,10 @@ class Sheet:
         ids = [name for name, kept in zip(self.ids, keep, strict=True) if kept]
         return replace(rows, lengths=self.lengths[keep], ids=ids, y=y)
 
-    def describe_uneven_step(self, otherwise: str = ", or pass --irregular allow") -> str | None:
+    def describe_uneven_step(self) -> str | None:
         """The first time step that differs from the usual one by more than 1%, in words.
 
-        The usual time step is the median. None if all are even. otherwise: ends the advice.
+        The usual time step is the median. None if all are even.
         """
         if self.time is None:
             return None
@@ -278,7 +283,8 @@ class Sheet:
         return (
             f"{self.place(rows[first], self.columns['time'])}: the time step is "
             f"{steps[first] / second:g}{unit} and the usual one is {usual / second:g}{unit} "
-            f"({len(odd)} of {len(steps)} steps differ). Resample to a regular step{otherwise}."
+            f"({len(odd)} of {len(steps)} steps differ). Resample to a regular step, or pass "
+            "--irregular allow."
         )
 
 
@@ -302,7 +308,7 @@ def refuse_bad_values(sheet: Sheet, options: Options, problems: Problems) -> She
             places = [sheet.place(row, name).split(" column ")[0] for row in gaps[:CELLS_LISTED]]
             advice = options.advise(
                 "Fill them in, or pass --missing drop|ffill|mask.",
-                "Fill them in: the run was trained with --missing refuse.",
+                f"Fill them in, or pass --missing {options.ways_to_fill}.",
             )
             problems.add(
                 f"{sheet.place(gaps[0], name)}: {len(gaps)} of {len(column)} values are missing, "
