@@ -78,7 +78,7 @@ UNREADABLE = {
     "column": (HEADER + "s,1,,\ns,2,,\n",
         "every value is missing. Fill it in: the model needs it."),
     "word": (HEADER + "s,1,x,\n",
-        '"x" is not a number. Fix the value, or leave the cell blank and pass --missing drop|ffill.'),
+        '"x" is not a number. Fix the value, or leave the cell blank and pass --missing drop|'),
     "comma": (HEADER + 's,1,"0,5",\n',
         "has a decimal comma. Pass --decimal ','."),
     "digits": (HEADER + "s,1,9007199254740993,\n", "Scale it in both files."),
