@@ -15,7 +15,7 @@ from ..objectives.batch import Batch
 from .asked import AskedRows
 from .cutting import Piece, PreparedSheet
 from .description import Description
-from .files.columns import Column
+from .files.kept import Column
 from .files.sheet import quote_names
 from .scaling import arrange_samples
 from .task import LARGEST_BATCH, Samples, Sequences, steps_for_entries

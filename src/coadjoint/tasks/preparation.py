@@ -255,7 +255,7 @@ def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) ->
     elif missing == "ffill":
         sheet = fill_forward(sheet)
     if irregular == "refuse":
-        refuse_irregular(sheet)
+        refuse_irregular(sheet, ", or pass --irregular allow")
     return sheet
 
 
@@ -290,13 +290,13 @@ def fill_for_prediction(sheet: Sheet, missing: str, irregular: str) -> tuple[She
         notes = (*sheet.notes, note)
         rest = replace(taken, lengths=taken.lengths[is_left], ids=ids, notes=notes)
     if irregular == "refuse":
-        refuse_irregular(rest)
+        refuse_irregular(rest, ", or pass --irregular allow")
     return rest, ~lost
 
 
-def refuse_irregular(sheet: Sheet) -> None:
-    """Refuse time steps that are not even."""
-    text = sheet.describe_uneven_step()
+def refuse_irregular(sheet: Sheet, otherwise: str) -> None:
+    """Refuse time steps that are not even; otherwise: ends the advice."""
+    text = sheet.describe_uneven_step(otherwise)
     if text:
         raise DataError(text)
 

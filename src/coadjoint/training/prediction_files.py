@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, MissingError, StorageError, check_path, one_line
 from ..tasks.description import PathLike
-from ..tasks.files.columns import Column, with_types
+from ..tasks.files.kept import Column, with_types
 from ..tasks.prediction import Prediction
 from .files import replacing
 

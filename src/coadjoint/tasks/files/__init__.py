@@ -11,7 +11,7 @@ arrays   .npy .npz: rows, and arrays of sequences
 samples  .npy .npz: arrays of samples without time
 images   folders of images
 ts       .ts of the UEA and UCR archives
-columns  columns of a table as they are written, to copy beside predictions
+kept     columns of a table as they are written, to copy beside predictions
 rows     the rows of a file, by its suffix
 scaling  standardising a stream by the rows so far
 stream   File: the steps of a file, row by row, for learning while it is read

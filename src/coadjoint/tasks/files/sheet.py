@@ -257,10 +257,10 @@ class Sheet:
         ids = [name for name, kept in zip(self.ids, keep, strict=True) if kept]
         return replace(rows, lengths=self.lengths[keep], ids=ids, y=y)
 
-    def describe_uneven_step(self) -> str | None:
+    def describe_uneven_step(self, otherwise: str = ", or pass --irregular allow") -> str | None:
         """The first time step that differs from the usual one by more than 1%, in words.
 
-        The usual time step is the median. None if all are even.
+        The usual time step is the median. None if all are even. otherwise: ends the advice.
         """
         if self.time is None:
             return None
@@ -283,8 +283,7 @@ class Sheet:
         return (
             f"{self.place(rows[first], self.columns['time'])}: the time step is "
             f"{steps[first] / second:g}{unit} and the usual one is {usual / second:g}{unit} "
-            f"({len(odd)} of {len(steps)} steps differ). Resample to a regular step, or pass "
-            "--irregular allow."
+            f"({len(odd)} of {len(steps)} steps differ). Resample to a regular step{otherwise}."
         )
 
 
