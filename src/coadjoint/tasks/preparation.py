@@ -268,8 +268,12 @@ def fill_for_prediction(sheet: Sheet, missing: str, irregular: str) -> tuple[She
     if `irregular` is "refuse".
     """
     lost = np.zeros(len(sheet.u), bool)
-    if missing == "ffill":
-        sheet = replace(sheet, u=carried_forward(sheet))
+    gaps = np.isnan(sheet.u)
+    if missing == "ffill" and gaps.any():
+        u = carried_forward(sheet)
+        count = int((gaps & ~np.isnan(u)).sum())
+        note = f"{count} missing values of {sheet.path} are filled from the row before"
+        sheet = replace(sheet, u=u, notes=(*sheet.notes, note))
     if missing in ("drop", "ffill"):
         lost = np.isnan(sheet.u).any(1)
     if sheet.shape is not None:

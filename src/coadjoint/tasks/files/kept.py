@@ -25,17 +25,19 @@ REAL = re.compile(r"[+-]?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 class Column(NamedTuple):
     """A column of a table: texts or other values, None where missing; or numbers, NaN there.
 
-    arrow  the same as an array of pyarrow, with its type, if the file has types
+    arrow    the same as an array of pyarrow, with its type, if the file has types
+    decimal  the decimal separator of numbers in texts
     """
 
     name: str
     values: Sequence[Any] | np.ndarray
     arrow: Any = None
+    decimal: str = "."
 
     def take(self, rows: np.ndarray) -> Column:
         """The column in some rows only, by their numbers from 0."""
         arrow = None if self.arrow is None else self.arrow.take(rows)
-        return Column(self.name, [self.values[row] for row in rows], arrow)
+        return self._replace(values=[self.values[row] for row in rows], arrow=arrow)
 
 
 def read_columns(
@@ -75,7 +77,8 @@ def read_text_columns(
     for _, row in rows:
         for values, k in zip(cells, index, strict=True):
             values.append(row[k])
-    return [Column(name, values) for name, values in zip(chosen, cells, strict=True)]
+    pairs = zip(chosen, cells, strict=True)
+    return [Column(name, values, decimal=options.decimal) for name, values in pairs]
 
 
 def read_parquet_columns(
@@ -101,7 +104,7 @@ COLUMN_READERS: dict[str, ColumnReader] = {
 }
 
 
-def with_types(column: Column, decimal: str = ".") -> Column:
+def with_types(column: Column) -> Column:
     """The column with numbers in place of texts that are all numbers; "" is missing.
 
     Whole numbers stay whole. Texts such as 007, which is no number but a name, stay texts.
@@ -109,7 +112,7 @@ def with_types(column: Column, decimal: str = ".") -> Column:
     is_text = all(value is None or isinstance(value, str) for value in column.values)
     if column.arrow is not None or not is_text:
         return column
-    cells = [(text or "").strip().replace(decimal, ".") for text in column.values]
+    cells = [(text or "").strip().replace(column.decimal, ".") for text in column.values]
     given = [cell for cell in cells if cell]
     if not given:
         return column
