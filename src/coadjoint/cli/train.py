@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 STANDARDISED_LOSS = (
     "loss: of targets scaled to mean 0 and variance 1; mse and mae: in the units of your data"
 )
+WIDEST_SUMMARY = 100  # characters
 Logger = Callable[[dict[str, Any]], None]  # takes a row of metrics.jsonl
 
 
@@ -193,9 +195,17 @@ def settings_writer(job: build.Job) -> Callable[[Path], None]:
 
 
 def print_introduction(job: build.Job, folder: Path) -> None:
-    """Print what is about to be trained: notes, network, parameters and the task's baseline."""
+    """Print what is about to be trained: notes, network, parameters and the task's baseline.
+
+    Of the user's own data it is a summary of what was read, which holds the notes on the data.
+    """
+    summary = summarise_data(job.task)
+    if summary:
+        print_escaped(summary)
+    said = getattr(job.task, "notes", ()) if summary else ()
     for note in job.notes:
-        print_escaped(note)
+        if note not in said:
+            print_escaped(note)
     from ..training.display import DECAY, DECAY_OF_LAYERS
 
     parameters = list(job.network.parameters())
@@ -209,6 +219,16 @@ def print_introduction(job: build.Job, folder: Path) -> None:
         reason = "no memory" if has_time else "input ignored"
         print_escaped(f"baseline ({reason}): {format_figures(job.task.baseline(), 4)}")
     print(DECAY if has_time else DECAY_OF_LAYERS)
+
+
+def summarise_data(task: Task) -> str:
+    """What was read from the user's own files, as wide as the terminal; "" for other tasks."""
+    from ..tasks.data import Data
+
+    if not isinstance(task, Data):
+        return ""
+    columns = shutil.get_terminal_size().columns
+    return task.summary(min(columns, WIDEST_SUMMARY))
 
 
 @app.command()

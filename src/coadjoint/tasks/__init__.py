@@ -22,6 +22,7 @@ preparation    labels, targets and gaps of a file
 cutting        its sequences cut into pieces and split into train, valid and test
 scaling        pieces as the numbers that a network reads
 description    what a network must know about the data it was trained on
+overview       what was read from files, to be shown before training
 prediction     new sequences for a trained network
 files/         readers of your own files, at once or as a stream
 """

@@ -25,6 +25,7 @@ from .description import (
 )
 from .files import read
 from .files.sheet import Options, Sheet, quote_names
+from .overview import Overview, make_overview
 from .prediction import Prediction
 from .preparation import (
     check_target,
@@ -65,6 +66,7 @@ class Data(Collection):
     notes            what was chosen for the user: columns, rows left out, constant features
     noise            with kind "reconstruct", the standard deviation of the noise on the inputs, as
                      in `Denoising`
+    overview         what was read: rows, features, classes, gaps, splits; `summary` is its text
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class Data(Collection):
         notes: tuple[str, ...],
         name: str,
         noise: float = 0.0,
+        overview: Overview | None = None,
     ) -> None:
         self.name = name
+        self.overview = overview
         self.description = description
         self.notes = notes
         self.inputs = description.inputs
@@ -96,6 +100,13 @@ class Data(Collection):
             self.metric = "mse"
             self.lower = True
         super().__init__(sets)
+
+    def summary(self, width: int = 100) -> str:
+        """Return what was read as a few lines of text; `overview.to_dict()` has it as JSON types.
+
+        width: the characters of a line.
+        """
+        return "" if self.overview is None else self.overview.text(width)
 
     def describe(self) -> JsonDict:
         """Return the description in plain JSON types; `Data.for_prediction` reads it back."""
@@ -245,7 +256,8 @@ class Data(Collection):
         if noise:
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
         unique_notes = tuple(dict.fromkeys(notes))
-        return cls(sets, description, unique_notes, Path(train).stem, noise)
+        overview = make_overview(sheets, cuts, parts, description, unique_notes)
+        return cls(sets, description, unique_notes, Path(train).stem, noise, overview)
 
     @staticmethod
     def for_prediction(description: JsonDict, path: PathLike, **reading: Any) -> Prediction:

@@ -167,6 +167,8 @@ class Sheet:
     columns   the columns that were taken as "id" and "time"; "stamps" if times are dates
     shape     of a sample without time, C first: (C,), or (C, height, width) for an image; None if
               the rows are steps in time
+    layout    what the axes of an array, or the columns of a wide table, were taken for; "" for
+              other tables
     """
 
     path: str
@@ -186,6 +188,7 @@ class Sheet:
     columns: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
+    layout: str = ""
 
     @property
     def unit(self) -> str:
