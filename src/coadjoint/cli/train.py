@@ -173,12 +173,13 @@ def train(
     The run folder holds metrics, checkpoints, the model and a report.
     A run that was stopped, or crashed, can be resumed.
     """
+    from ..tasks.files.packed import table_stem
     from ..training.run_folder import RunFolder
 
     if task is not None and Path(task).is_file():
         raise ConfigError(f"{task} is a file, not a built-in task: pass it with --train {task}")
     job = build.build(config_from_command(task, config, flags))
-    place = out or next_free_folder(job.config.task.name or Path(str(job.config.data.train)).stem)
+    place = out or next_free_folder(job.config.task.name or table_stem(str(job.config.data.train)))
     folder = RunFolder(place, settings_writer(job))
     with folder.hold(new=True):
         if not quiet:

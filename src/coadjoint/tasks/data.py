@@ -24,6 +24,7 @@ from .description import (
     SampleDescription,
 )
 from .files import read
+from .files.packed import table_stem
 from .files.sheet import Options, Sheet, quote_names
 from .overview import Overview, make_overview
 from .prediction import Prediction
@@ -257,7 +258,7 @@ class Data(Collection):
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
         unique_notes = tuple(dict.fromkeys(notes))
         overview = make_overview(sheets, cuts, parts, description, unique_notes)
-        return cls(sets, description, unique_notes, Path(train).stem, noise, overview)
+        return cls(sets, description, unique_notes, table_stem(train), noise, overview)
 
     @staticmethod
     def for_prediction(description: JsonDict, path: PathLike, **reading: Any) -> Prediction:

@@ -1,7 +1,9 @@
 """Readers of users' own data. They are strict: an error names the file, the row and the column.
 
 source   opening, reading and decoding a file
+packed   compressed tables in text
 sheet    Options, Problems, and the Sheet that a file is read into
+index    the index of a data frame, which is left out
 parsing  cells as numbers and times
 table    the roles of columns, and a long table as sequences
 text     .csv .tsv .txt: rows, and a table
@@ -20,11 +22,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from ...errors import DataError, one_line
 from .arrays import read_npy, read_npz
 from .images import read_images
+from .packed import table_suffix, unpack
 from .parquet import read_parquet
 from .samples import read_npy_samples, read_npz_samples
 from .sheet import Options, Problems, Sheet
@@ -74,9 +76,9 @@ def read(path: str | os.PathLike[str], options: Options | None = None) -> Sheet:
             "for a network without time (--chain)."
         )
     source = load_file(path, options.max_bytes)
-    suffix = Path(path).suffix.lower()
+    suffix = table_suffix(path)
     if suffix not in readers:
-        kinds = ", ".join(readers)
+        kinds = f"{', '.join(readers)}; or text as .csv.gz or .csv.zst"
         if suffix in READERS:
             raise DataError(
                 f"{source.path}: {suffix} files hold sequences, which a network without time does "
@@ -85,4 +87,4 @@ def read(path: str | os.PathLike[str], options: Options | None = None) -> Sheet:
         raise DataError(
             f"{source.path}: cannot read files named '{one_line(suffix)}'; expected one of {kinds}."
         )
-    return readers[suffix](source, options, Problems(source.path))
+    return readers[suffix](unpack(source, options.max_bytes), options, Problems(source.path))

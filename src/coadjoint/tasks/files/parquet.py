@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import DataError, MissingError, error_text, one_line
+from .index import ARROW_INDEX, ARROW_NOTE, is_asked_for
 from .parsing import EXACT_BELOW, explain_inexact, or_without_column
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, open_file, refuse_if_too_large
@@ -119,7 +121,13 @@ def import_pyarrow() -> Arrow:
 def read_parquet(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read a table of numbers, words (plain or dictionary) and times; other types are refused."""
     file = ParquetRows(source.path, io.BytesIO(source.data))
-    roles = assign_roles(file.names, options, problems)
+    names = file.names
+    is_index_left_out = ARROW_INDEX in names and not is_asked_for(ARROW_INDEX, options)
+    if is_index_left_out:
+        names = [name for name in names if name != ARROW_INDEX]
+    roles = assign_roles(names, options, problems)
+    if is_index_left_out:
+        roles = replace(roles, notes=(ARROW_NOTE, *roles.notes))
     # Each column once, in this order; "" stands for none.
     with_role = dict.fromkeys((roles.id, roles.time, *roles.targets, *roles.features))
     used = [name for name in with_role if name]

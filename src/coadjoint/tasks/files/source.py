@@ -13,10 +13,10 @@ from ...errors import DataError, error_text, nearest, one_line
 
 # How a file begins, what it is, what to do about it.
 MAGIC = (
-    (b"\x1f\x8b", "gzip", "Unpack it first (gunzip)."),
+    (b"\x1f\x8b", "gzip", "Name it .csv.gz if it is a table, or unpack it (gunzip)."),
     (b"BZh", "bzip2", "Unpack it first."),
     (b"\xfd7zXZ", "xz", "Unpack it first."),
-    (b"\x28\xb5\x2f\xfd", "zstandard", "Unpack it first."),
+    (b"\x28\xb5\x2f\xfd", "zstandard", "Name it .csv.zst if it is a table, or unpack it."),
     (b"PAR1", "Parquet", "Name it .parquet."),
     (b"\x93NUMPY", "a NumPy array", "Name it .npy."),
     (
