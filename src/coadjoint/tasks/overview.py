@@ -15,7 +15,7 @@ from .cutting import Part, PreparedSheet
 from .description import Description, JsonDict
 from .files.sheet import Sheet
 
-NAMES_SHOWN = 8  # features, targets or classes in a line
+NAMES_SHOWN = 12  # features, targets or classes in a line
 LABEL_WIDTH = 10  # of the first column of the text
 FEWEST_TIMES = 5  # rows, before equal steps are taken for a time or an index
 

@@ -10,7 +10,7 @@ from .read import as_mapping, read_mapping
 from .text import short_number
 
 MOST_LINES = 60
-CLASSES_IN_LINES = 8  # more than these are shortened in the lines, and have a table
+CLASSES_IN_LINES = 12  # more than these are shortened in the lines, and have a table
 
 
 def data_sections(folder: Path, faults: list[str]) -> list[PageSection]:
