@@ -141,8 +141,11 @@ class Data(Collection):
         max_bytes: int = 4 << 30,
         rows: str = "steps",
         noise: float = 0.0,
+        wide: bool = False,
     ) -> Data:
-        """Read files (.csv .tsv .txt .parquet .pq .npz .npy .ts) into a task.
+        """Read files (.csv .tsv .txt .parquet .pq .arrow .feather .npz .npy .ts) into a task.
+
+        Tables in text may be compressed (.csv.gz, .csv.zst).
 
         train         the file of training sequences
         valid, test   files of held-out sequences; without either, those of `train` are split
@@ -162,6 +165,8 @@ class Data(Collection):
         noise         with kind "reconstruct", which needs rows "samples" and no target: the
                       standard deviation of Gaussian noise on the inputs, in their units after
                       scaling
+        wide          the tables have one row for each sequence, and a column for each time step of
+                      its one feature; a shorter sequence ends in empty cells
 
         The other arguments are those of tasks.files.sheet.Options.
         """
@@ -189,10 +194,21 @@ class Data(Collection):
         # To reconstruct, as to predict the next step, no target is read.
         reads = "next" if kind == "reconstruct" and rows == "samples" else kind
         options = Options(
-            id, time, target, features, reads, at, max_bytes=max_bytes, rows=rows, **reading
+            id,
+            time,
+            target,
+            features,
+            reads,
+            at,
+            max_bytes=max_bytes,
+            rows=rows,
+            wide=wide,
+            **reading,
         )
         sheets = read_all(paths, options)
         first = sheets["train"]
+        if wide:
+            reading |= {"wide": True, "steps": list(first.steps)}
         if kind is None:
             kind = kind_of(first)
         labels: list[str] = []

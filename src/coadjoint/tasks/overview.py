@@ -24,8 +24,9 @@ FEWEST_TIMES = 5  # rows, before equal steps are taken for a time or an index
 class FileOverview:
     """What one file holds, before gaps are dealt with.
 
+    rows      of a table; for an array or a wide table the steps of all sequences
     lengths   the least, the median and the largest number of steps; [] for samples without time
-    layout    of arrays, in words
+    layout    what the axes of an array, or the columns of a wide table, were taken for
     """
 
     name: str
@@ -52,7 +53,7 @@ class SplitOverview:
     """What one split holds: pieces are sequences, windows of them, or samples."""
 
     pieces: int
-    rows: int
+    steps: int  # of all pieces; of samples without time, the places of their features
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Overview:
     def _describe_file(self, file: FileOverview) -> str:
         """Rows, sequences and lengths of a file."""
         name = one_line(file.name)
-        layout = f" ({file.layout})" if file.layout else ""
+        layout = f"; {file.layout}" if file.layout else ""
         if not file.lengths:
             return f"{name}: {count(file.sequences, 'sample')}{layout}"
         least, median, most = file.lengths
@@ -125,7 +126,9 @@ class Overview:
         if least < most:
             lengths = f"of {least:,.0f} to {most:,.0f} steps (median {median:,g})"
         sequences = count(file.sequences, "sequence")
-        return f"{name}: {count(file.rows, 'row')} in {sequences} {lengths}{layout}"
+        if layout:  # no rows of steps
+            return f"{name}: {sequences} {lengths}{layout}"
+        return f"{name}: {count(file.rows, 'row')} in {sequences} {lengths}"
 
     def _describe_inputs(self) -> str:
         """The features by name; of images the shape."""
@@ -167,19 +170,19 @@ class Overview:
         return parts or [f"no input is missing (--missing {gaps.policy})"]
 
     def _describe_splits(self) -> str:
-        """The numbers of pieces, and of their rows, in each split."""
+        """The numbers of pieces, and of their steps, in each split."""
         parts: list[str] = []
         for name, split in self.splits.items():
             pieces = f"{split.pieces:,}"
             if not parts:  # the noun once
                 pieces = count(split.pieces, self.unit)
-            rows = "" if self.unit == "sample" else f" ({count(split.rows, 'row')})"
-            parts.append(f"{name} {pieces}{rows}")
+            steps = "" if self.unit == "sample" else f" ({count(split.steps, 'step')})"
+            parts.append(f"{name} {pieces}{steps}")
         text = ", ".join(parts)
         if self.window is None:
             return text
         most = "" if self.at == "last" else "at most "
-        return f"{text}; windows of {most}{count(self.window, 'row')}"
+        return f"{text}; windows of {most}{count(self.window, 'step')}"
 
 
 def make_overview(
@@ -258,7 +261,7 @@ def overview_of_gaps(
 
 
 def overview_of_split(part: Part) -> SplitOverview:
-    """Return the number of pieces in a split, and of their rows."""
+    """Return the number of pieces in a split, and of their steps."""
     return SplitOverview(len(part.chosen), sum(stop - start for _, start, stop in part.pieces))
 
 
@@ -276,6 +279,8 @@ def count_classes(parts: Mapping[str, Part], description: Description) -> dict[s
 
 def hints_on_time(sheet: Sheet, description: Description) -> list[str]:
     """Return a sentence on each feature that looks like a time or an index."""
+    if sheet.steps:
+        return []  # the one feature of a wide table
     steps = equal_steps(sheet)
     others = [name for name in sheet.features if name not in steps]
     hints = []

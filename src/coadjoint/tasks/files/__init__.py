@@ -5,9 +5,11 @@ packed   compressed tables in text
 sheet    Options, Problems, and the Sheet that a file is read into
 index    the index of a data frame, which is left out
 parsing  cells as numbers and times
+wide     tables with one row for each sequence
 table    the roles of columns, and a long table as sequences
 text     .csv .tsv .txt: rows, and a table
 parquet  .parquet .pq: rows, and a table
+arrow    .arrow .feather: a table
 numpy_files  arrays in .npy and .npz files, checked before they are read
 arrays   .npy .npz: rows, and arrays of sequences
 samples  .npy .npz: arrays of samples without time
@@ -25,6 +27,7 @@ from collections.abc import Callable
 
 from ...errors import DataError, one_line
 from .arrays import read_npy, read_npz
+from .arrow import read_arrow
 from .images import read_images
 from .packed import table_suffix, unpack
 from .parquet import read_parquet
@@ -33,6 +36,7 @@ from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, load_file
 from .text import read_csv
 from .ts import read_ts
+from .wide import wide_options
 
 __all__ = ["READERS", "SAMPLE_READERS", "Options", "Sheet", "read"]
 
@@ -44,6 +48,8 @@ READERS: dict[str, Reader] = {
     ".txt": read_csv,
     ".parquet": read_parquet,
     ".pq": read_parquet,
+    ".arrow": read_arrow,
+    ".feather": read_arrow,
     ".npz": read_npz,
     ".npy": read_npy,
     ".ts": read_ts,
@@ -55,6 +61,8 @@ SAMPLE_READERS: dict[str, Reader] = {
     ".txt": read_csv,
     ".parquet": read_parquet,
     ".pq": read_parquet,
+    ".arrow": read_arrow,
+    ".feather": read_arrow,
     ".npz": read_npz_samples,
     ".npy": read_npy_samples,
 }
@@ -87,4 +95,6 @@ def read(path: str | os.PathLike[str], options: Options | None = None) -> Sheet:
         raise DataError(
             f"{source.path}: cannot read files named '{one_line(suffix)}'; expected one of {kinds}."
         )
+    if options.wide:
+        options = wide_options(options, suffix, source.path)
     return readers[suffix](unpack(source, options.max_bytes), options, Problems(source.path))

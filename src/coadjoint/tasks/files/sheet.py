@@ -47,6 +47,8 @@ class Options:
     rows         what a row of a table, or the first axis of an array, counts: "steps" of
                  sequences, or "samples" without time
     max_bytes    the largest size of a file, unpacked
+    wide         whether a row of a table is a whole sequence, with a column for each step
+    steps        the columns of the steps of a wide table, if it is read like another
     use          what the file is for: "train"; "held-out", with the columns of the training file;
                  or "predict", with all settings of a trained model. Messages advise accordingly.
     """
@@ -64,6 +66,8 @@ class Options:
     missing: str = "refuse"
     max_bytes: int = 4 << 30
     rows: str = "steps"
+    wide: bool = False
+    steps: Sequence[str] | None = None
     use: str = "train"
 
     def advise(self, at_training: str, at_prediction: str) -> str:
@@ -169,6 +173,7 @@ class Sheet:
               the rows are steps in time
     layout    what the axes of an array, or the columns of a wide table, were taken for; "" for
               other tables
+    steps     the columns of the time steps of a wide table; () for other files
     """
 
     path: str
@@ -189,6 +194,7 @@ class Sheet:
     notes: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
     layout: str = ""
+    steps: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:

@@ -21,6 +21,7 @@ from .parsing import is_number, parse_numbers, parse_times
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, decode_utf8, open_file
 from .table import USUAL_NAMES, Roles, TableColumns, assign_roles, sheet_from_columns
+from .wide import choose_steps, counts_up
 
 ROWS_PER_BLOCK = 1 << 12  # turned into numbers at a time, so that the text of few rows is in memory
 BYTES_PER_PART = 1 << 16  # of a stream that are read at a time
@@ -230,6 +231,8 @@ def read_csv(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read a table in UTF-8 text; every row has as many fields as the header has names."""
     rows = TextRows.from_file(source, options, problems)
     roles = with_note(assign_roles(rows.data_names, options, problems), rows.index)
+    if options.wide:
+        roles = choose_steps(roles, options, problems)
 
     def where(line: int, column: str) -> str:
         return f"{rows.place(line)} column '{one_line(column)}'"
@@ -330,6 +333,7 @@ def check_header(names: list[str], options: Options, problems: Problems) -> None
     usual = {name for names in USUAL_NAMES.values() for name in names}
     is_header = any(name and (name in asked or name.casefold() in usual) for name in names)
     numbers = [name for name in names if is_number(name, options)]
+    is_header |= options.wide and counts_up(numbers)
     if numbers and not is_header:
         advice = options.advise(
             "Pass --no-header (columns are then c1, c2, ...), or add a header.",
