@@ -69,8 +69,8 @@ class DataSection(Section):
 
     train: str | None = Field(
         None,
-        description="training data: .csv, .parquet, .npz, .npy or .ts; for a --chain also a folder "
-        "of images",
+        description="training data: .csv, .csv.gz, .csv.zst, .parquet, .arrow, .npz, .npy or .ts; "
+        "for a --chain also a folder of images",
     )
     valid: str | None = Field(
         None, description="validation data; split off from the training data by default"
@@ -96,6 +96,11 @@ class DataSection(Section):
     target: str | list[str] | None = Field(None, description="column(s) to predict: a,b,c")
     features: str | list[str] | None = Field(
         None, description="input columns: a,b,c (default: all other columns)"
+    )
+    wide: bool | None = Field(
+        None,
+        description="the table has one row per sequence; its columns are the time steps of one "
+        "feature",
     )
     window: PositiveInt | None = Field(
         None, description="cut sequences into windows of this many time steps"

@@ -27,8 +27,10 @@ from .description import (
 )
 from .files import read
 from .files.kept import read_columns
+from .files.packed import table_stem
 from .files.sheet import Options, Sheet, quote_names
 from .judging import JudgedCollection
+from .overview import Overview, make_overview
 from .prediction import Prediction
 from .preparation import (
     check_target,
@@ -71,11 +73,13 @@ class Data(JudgedCollection):
     notes            what was chosen for the user: columns, rows left out, constant features
     noise            with kind "reconstruct", the standard deviation of the noise on the inputs, as
                      in `Denoising`
+    overview         what was read: rows, features, classes, gaps, splits; `summary` is its text
     shares           of train, valid and test in the training file; beside a held-out file of train
                      and of the part without one; None if there is nothing to split
     """
 
     shares: tuple[float, ...] | None = None
+    overview: Overview | None = None
 
     def __init__(
         self,
@@ -99,6 +103,13 @@ class Data(JudgedCollection):
         self.class_weights = class_weights(class_weight, description.labels, sets["train"])
         if self.class_weights is not None:
             self.notes = (*notes, describe_weights(description.labels, self.class_weights))
+
+    def summary(self, width: int = 100) -> str:
+        """Return what was read as a few lines of text; `overview.to_dict()` has it as JSON types.
+
+        width: the characters of a line.
+        """
+        return "" if self.overview is None else self.overview.text(width)
 
     def describe(self) -> JsonDict:
         """Return the description in plain JSON types; `Data.for_prediction` reads it back."""
@@ -132,10 +143,13 @@ class Data(JudgedCollection):
         max_bytes: int = 4 << 30,
         rows: str = "steps",
         noise: float = 0.0,
+        wide: bool = False,
         metrics: ColumnNames = None,
         class_weight: ClassWeight = None,
     ) -> Data:
-        """Read files (.csv .tsv .txt .parquet .pq .npz .npy .ts) into a task.
+        """Read files (.csv .tsv .txt .parquet .pq .arrow .feather .npz .npy .ts) into a task.
+
+        Tables in text may be compressed (.csv.gz, .csv.zst).
 
         train         the file of training sequences
         valid, test   files of held-out sequences
@@ -157,6 +171,8 @@ class Data(JudgedCollection):
         noise         with kind "reconstruct", which needs rows "samples" and no target: the
                       standard deviation of Gaussian noise on the inputs, in their units after
                       scaling
+        wide          the tables have one row for each sequence, and a column for each time step of
+                      its one feature; a shorter sequence ends in empty cells
         metrics       what to report besides the default metrics: names of tasks.metrics
         class_weight  weights of the classes in the loss of training: "balanced", "a=2,b=1" or a
                       dict; see tasks.class_weights. Held-out losses are without weights
@@ -187,10 +203,21 @@ class Data(JudgedCollection):
         # To reconstruct, as to predict the next step, no target is read.
         reads = "next" if kind == "reconstruct" and rows == "samples" else kind
         options = Options(
-            id, time, target, features, reads, at, max_bytes=max_bytes, rows=rows, **reading
+            id,
+            time,
+            target,
+            features,
+            reads,
+            at,
+            max_bytes=max_bytes,
+            rows=rows,
+            wide=wide,
+            **reading,
         )
         sheets = read_all(paths, options)
         first = sheets["train"]
+        if wide:
+            reading |= {"wide": True, "steps": list(first.steps)}
         if kind is None:
             kind = kind_of(first)
         labels: list[str] = []
@@ -254,9 +281,10 @@ class Data(JudgedCollection):
         if noise:
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
         unique_notes = tuple(dict.fromkeys(notes))
-        name = Path(train).stem
+        name = table_stem(train)
         data = cls(sets, description, unique_notes, name, noise, metrics, class_weight)
         data.shares = division.shares
+        data.overview = make_overview(sheets, cuts, parts, description, data.notes)
         return data
 
     @staticmethod

@@ -51,6 +51,8 @@ def options_like(first: Sheet, options: Options) -> Options:
     options = replace(options, kind=options.kind or kind_of(first), use="held-out")
     if not first.has_names:  # columns are known by position: there are no names to ask for
         return options
+    if first.steps:
+        options = replace(options, steps=first.steps)
     return replace(
         options,
         id=first.columns["id"],

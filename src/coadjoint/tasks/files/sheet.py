@@ -47,6 +47,8 @@ class Options:
     rows         what a row of a table, or the first axis of an array, counts: "steps" of
                  sequences, or "samples" without time
     max_bytes    the largest size of a file, unpacked
+    wide         whether a row of a table is a whole sequence, with a column for each step
+    steps        the columns of the steps of a wide table, if it is read like another
     use          what the file is for: "train"; "held-out", with the columns of the training file;
                  or "predict", with all settings of a trained model. Messages advise accordingly.
     """
@@ -64,6 +66,8 @@ class Options:
     missing: str = "refuse"
     max_bytes: int = 4 << 30
     rows: str = "steps"
+    wide: bool = False
+    steps: Sequence[str] | None = None
     use: str = "train"
 
     def advise(self, at_training: str, at_prediction: str) -> str:
@@ -175,6 +179,9 @@ class Sheet:
     rows      [N] the number that each row has in the file, from 0, whatever was left out or sorted;
               None if each entry of the file is a whole sequence: see `input_rows`
     has_ids   whether ids that are in no column are names in the file, and not mere numbers
+    layout    what the axes of an array, or the columns of a wide table, were taken for; "" for
+              other tables
+    steps     the columns of the time steps of a wide table; () for other files
     """
 
     path: str
@@ -196,6 +203,8 @@ class Sheet:
     shape: tuple[int, ...] | None = None
     rows: np.ndarray | None = None
     has_ids: bool = False
+    layout: str = ""
+    steps: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:

@@ -12,6 +12,7 @@ from ...errors import nearest, one_line
 from .parsing import is_number
 from .sheet import CELLS_LISTED, Options, Problems, Sheet, quote_names, refuse_bad_values
 from .source import LoadedFile
+from .wide import name_rows, sheet_of_wide
 
 USUAL_NAMES = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
 OTHERWISE_CALLED = (
@@ -217,12 +218,19 @@ def sheet_from_columns(
 
     where: puts a line of the file and a column in words.
     """
+    if options.wide:
+        y = collect_targets(roles.targets, columns, options, problems)
+        return sheet_of_wide(source, roles, columns, options, problems, where, y)
     notes = list(roles.notes)
     shape: tuple[int, ...] | None = None
     if options.rows == "samples":
         shape = (len(roles.features),)
         starts = np.arange(len(columns.lines))
-        ids = name_samples(roles.id, columns, options, problems, where)
+        advice = options.advise(
+            "Give each its own id; sequences of rows need a recurrent network (--cell).",
+            "Give each its own id, or pass --id '' to leave the column out.",
+        )
+        ids = name_rows(roles.id, columns, problems, where, "sample", advice)
     elif roles.id:
         starts, ids = split_by_id(roles.id, columns, problems, where)
     else:
@@ -293,39 +301,6 @@ def split_by_id(
             )
         seen.add(name)
     return starts, ids
-
-
-def name_samples(
-    column: str,
-    columns: TableColumns,
-    options: Options,
-    problems: Problems,
-    where: Callable[[int, str], str],
-) -> list[str]:
-    """The name of each row: its id, which no other row has, or its number from 0.
-
-    column: the name of the id column, or "".
-    """
-    if not column:
-        return list(map(str, range(len(columns.lines))))
-    advice = options.advise(
-        "Give each its own id; sequences of rows need a recurrent network (--cell).",
-        "Give each its own id, or pass --id '' to leave the column out.",
-    )
-    names = columns.words[column]
-    seen: set[str] = set()
-    for line, name in zip(columns.lines, names, strict=True):
-        place = where(int(line), column)
-        if not name:
-            problems.add(f"{place}: the id is missing. Fill it in.", "blank id")
-        elif name in seen:
-            problems.add(
-                f"{place}: id '{one_line(name)}' appears again, but each row is a sample of its "
-                f"own. {advice}",
-                "again",
-            )
-        seen.add(name)
-    return names
 
 
 def check_order(

@@ -8,6 +8,7 @@ import numpy as np
 
 from .baseline_table import baseline_tables
 from .curves import json_numbers, thinned_indices
+from .data_section import data_sections
 from .diagnosis_page import read_diagnosis
 from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
 from .picture_figure import picture_figures
@@ -44,6 +45,7 @@ def run_page(folder: Path) -> Page:
         PageSection(
             "examples", "Example predictions", "", pictures, [example_table(run, bool(pictures))]
         ),
+        *data_sections(folder, run.faults),
         PageSection("setup", "Setup", tables=setup_tables(run), pairs=True),
         again_section(run, folder),
     ]
