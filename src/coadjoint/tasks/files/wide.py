@@ -207,7 +207,8 @@ def name_rows(
 ) -> list[str]:
     """The name of each row: its id, which no other row has, or its number from 0.
 
-    column: the name of the id column, or ""; unit: what a row is; advice: what to do about an id that appears again.
+    column: the name of the id column, or "". unit: what a row is. advice: what to do about an id
+    that appears again.
     """
     if not column:
         return list(map(str, range(len(columns.lines))))
