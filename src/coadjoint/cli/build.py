@@ -407,7 +407,7 @@ def check_size_settings(config: Config, task: Task) -> None:
         if training.confirm is not None:
             problems.append(f"--confirm {no_effect}")
         if training.patience is not None and "valid" not in task.splits:
-            problems.append(explain_lack_of_validation(config))
+            problems.append(explain_lack_of_validation(config, "patience"))
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -33,18 +33,21 @@ def resolved_split(task: Task) -> tuple[float, ...] | None:
     return shares
 
 
-def explain_lack_of_validation(config: Config) -> str:
-    """One line: why there is no validation set for --patience, and what to do."""
+def explain_lack_of_validation(config: Config, setting: str) -> str:
+    """One line: why there is no validation set for a setting (patience), and what to do."""
     data = config.data
     if data.train is None:
-        return f"--patience needs a validation set, and task '{config.task.name}' has none."
+        return (
+            f"--{setting} needs a validation set, and task '{config.task.name}' has none: leave "
+            f"--{setting} out."
+        )
     split = "0.8,0.2" if data.test else "0.8,0.1,0.1"
     if data.split is None:
         return (
-            f"--patience needs a validation set, and {data.train} is too small to split one off: "
+            f"--{setting} needs a validation set, and {data.train} is too small to split one off: "
             f"give --valid FILE, or a share: --split {split}."
         )
     return (
-        "--patience needs a validation set, and --split gives it no share: pass "
+        f"--{setting} needs a validation set, and --split gives it no share: pass "
         f"--split {split}, or give --valid FILE."
     )
