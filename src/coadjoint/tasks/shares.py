@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import ConfigError
-from .cutting import Part, Piece, PreparedSheet, check_split, count_held_out, split_pieces, target_of
+from .cutting import (
+    Part,
+    Piece,
+    PreparedSheet,
+    check_split,
+    count_held_out,
+    split_pieces,
+    target_of,
+)
 
 Shares = tuple[float, float, float]  # of train, valid and test
 Parts = dict[str, Part]  # by split: train, valid, test
