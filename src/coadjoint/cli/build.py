@@ -191,6 +191,7 @@ SAME_NAMES = (
     "seed",
     "probes",
     "patience",
+    "select",
     "stop_on_success",
     "nonfinite",
     "checkpoint",
@@ -370,8 +371,18 @@ def data_task(config: Config, options: KeyValues, data: KeyValues, has_begun: bo
         )
     dtype = "float64" if config.training.precision == 64 else "float32"
     data |= chains.data_options(config)
+    data["metrics"] = asked_metrics(config)
     data["split"] = split_to_read(config.data, has_begun)
     return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
+
+
+def asked_metrics(config: Config) -> list[str]:
+    """The metrics that --metrics and --select name; "loss" is there without being asked for."""
+    asked = config.data.metrics or []
+    names = [asked] if isinstance(asked, str) else list(asked)
+    if config.training.select not in (None, "loss"):
+        names.append(str(config.training.select))
+    return names
 
 
 def built_in_task(name: str, options: KeyValues) -> Task:
@@ -406,10 +417,12 @@ def check_size_settings(config: Config, task: Task) -> None:
             problems.append(f"--tests {no_effect}")
         if training.confirm is not None:
             problems.append(f"--confirm {no_effect}")
-        if training.patience is not None and "valid" not in task.splits:
-            problems.append(explain_lack_of_validation(config, "patience"))
+        for name in ("patience", "select"):
+            if getattr(training, name) is not None and "valid" not in task.splits:
+                problems.append(explain_lack_of_validation(config, f"--{name}"))
     if problems:
         raise ConfigError("\n".join(problems))
+    task.selector(training.select)  # refuses a metric that the task does not have
 
 
 def curriculum_of(config: Config) -> Easiest | None:

@@ -33,21 +33,21 @@ def resolved_split(task: Task) -> tuple[float, ...] | None:
     return shares
 
 
-def explain_lack_of_validation(config: Config, setting: str) -> str:
-    """One line: why there is no validation set for a setting (patience), and what to do."""
+def explain_lack_of_validation(config: Config, option: str) -> str:
+    """One line: why there is no validation set for an option such as --patience; what to do."""
     data = config.data
     if data.train is None:
         return (
-            f"--{setting} needs a validation set, and task '{config.task.name}' has none: leave "
-            f"--{setting} out."
+            f"{option} needs a validation set, and task '{config.task.name}' has none: leave "
+            f"{option} out."
         )
     split = "0.8,0.2" if data.test else "0.8,0.1,0.1"
     if data.split is None:
         return (
-            f"--{setting} needs a validation set, and {data.train} is too small to split one off: "
+            f"{option} needs a validation set, and {data.train} is too small to split one off: "
             f"give --valid FILE, or a share: --split {split}."
         )
     return (
-        f"--{setting} needs a validation set, and --split gives it no share: pass "
+        f"{option} needs a validation set, and --split gives it no share: pass "
         f"--split {split}, or give --valid FILE."
     )

@@ -87,7 +87,7 @@ def print_outcome(result: Result, task: Task) -> None:
     else:
         # the split that chose: see Watch
         split = "valid" if "valid" in task.splits else "test"
-        metric = split_metric(split, task.metric)
+        metric = split_metric(split, result.selected_by or task.metric)
         print_escaped(f"at the best step ({result.best_step:,}), by {metric}:")
     for split, metrics in result.metrics.items():
         print_escaped(f"{split}: {format_figures(metrics)}")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, InputError, one_line, real
 from ..objectives.batch import Batch
+from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
 from .cutting import Part, count_copies, cut_into_pieces, refuse_overlap
 from .denoising import draw_noise, noisy_copies
 from .description import (
@@ -25,6 +26,7 @@ from .description import (
 )
 from .files import read
 from .files.sheet import Options, Sheet, quote_names
+from .judging import JudgedCollection
 from .prediction import Prediction
 from .preparation import (
     check_target,
@@ -39,7 +41,7 @@ from .preparation import (
 )
 from .scaling import features_with_gaps, inputs_of, measure_scale, samples_of, sequences_of
 from .shares import divide
-from .task import Collection, Index, Samples, Scores, Sequences, count_right, pairs_of_text
+from .task import Index, Samples, Sequences, pairs_of_text
 
 # Values of options that have no meaning for samples without time, and what to do instead.
 VALUES_OF_TIME = {
@@ -54,7 +56,7 @@ ADVICE_ON_TIME = {
 }
 
 
-class Data(Collection):
+class Data(JudgedCollection):
     """Sequences or samples from files: classification, regression, or the next step.
 
     kind "classify"  labels are the sorted words of the target column; softmax, cross-entropy
@@ -79,9 +81,10 @@ class Data(Collection):
         notes: tuple[str, ...],
         name: str,
         noise: float = 0.0,
+        metrics: ColumnNames = None,
+        class_weight: ClassWeight = None,
     ) -> None:
         self.name = name
-        self.description = description
         self.notes = notes
         self.inputs = description.inputs
         self.shape = description.input_shape
@@ -89,18 +92,10 @@ class Data(Collection):
         # The mean over steps, so that long sequences count no more than short ones.
         self.reduce = "mean" if self.readout == "every" else "sum"
         self.noise = noise
-        self.outputs = description.outputs
-        if description.kind == "classify":
-            self.output = "softmax"
-            self.loss = "cross-entropy"
-            self.metric = "accuracy"
-            self.lower = False
-        else:
-            self.output = "identity"
-            self.loss = "squared"
-            self.metric = "mse"
-            self.lower = True
-        super().__init__(sets)
+        super().__init__(sets, description, metrics)
+        self.class_weights = class_weights(class_weight, description.labels, sets["train"])
+        if self.class_weights is not None:
+            self.notes = (*notes, describe_weights(description.labels, self.class_weights))
 
     def describe(self) -> JsonDict:
         """Return the description in plain JSON types; `Data.for_prediction` reads it back."""
@@ -134,6 +129,8 @@ class Data(Collection):
         max_bytes: int = 4 << 30,
         rows: str = "steps",
         noise: float = 0.0,
+        metrics: ColumnNames = None,
+        class_weight: ClassWeight = None,
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .npz .npy .ts) into a task.
 
@@ -157,6 +154,9 @@ class Data(Collection):
         noise         with kind "reconstruct", which needs rows "samples" and no target: the
                       standard deviation of Gaussian noise on the inputs, in their units after
                       scaling
+        metrics       what to report besides the default metrics: names of tasks.metrics
+        class_weight  weights of the classes in the loss of training: "balanced", "a=2,b=1" or a
+                      dict; see tasks.class_weights. Held-out losses are without weights
 
         The other arguments are those of tasks.files.sheet.Options.
         """
@@ -251,7 +251,8 @@ class Data(Collection):
         if noise:
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
         unique_notes = tuple(dict.fromkeys(notes))
-        data = cls(sets, description, unique_notes, Path(train).stem, noise)
+        name = Path(train).stem
+        data = cls(sets, description, unique_notes, name, noise, metrics, class_weight)
         data.shares = division.shares
         return data
 
@@ -296,8 +297,10 @@ class Data(Collection):
         return Prediction(d, Path(path), cut, inputs_of(cut.sheet, d))
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
-        """Return training batch number `step`, with the noise of this step if there is any."""
+        """Return training batch number `step`, with class weights or noise if there are any."""
         batch = super().batch(step, size, seed)
+        if self.class_weights is not None:
+            return weigh_classes(batch, self.class_weights, self.readout == "every")
         return draw_noise(batch, self.noise, step, seed) if self.noise else batch
 
     def _batch_of(self, split: str, index: Index) -> Batch:
@@ -339,27 +342,6 @@ class Data(Collection):
         mean, std = (scale.reshape(-1, *(1 for _ in shape[1:])) for scale in scales)
         images = values.double().reshape(-1, *shape) * std + mean
         return images if len(shape) == 3 else images[:, None]
-
-    def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Return the accuracy, or squared and absolute error in the target's own units."""
-        a = a.detach()
-        y = batch.y.to(a.device)
-        if self.readout == "every":
-            lengths = torch.as_tensor(batch.lengths, device=a.device)
-            is_judged = torch.arange(len(a), device=a.device)[:, None] < lengths
-            if batch.mask is not None:
-                is_judged &= batch.mask.to(a.device) != 0
-            a = a[is_judged]
-            y = y[is_judged]
-        if self.description.kind == "classify":
-            return {"accuracy": count_right(a.argmax(-1) == y)}
-        std = torch.from_numpy(self.description.target_scale()[1]).to(a.device)
-        error = (a.double() - y.double()) * std
-        count = float(error.numel())
-        return {
-            "mse": (float(error.square().sum()), count),
-            "mae": (float(error.abs().sum()), count),
-        }
 
 
 def check_choice(flag: str, value: str, known: tuple[str, ...]) -> None:
