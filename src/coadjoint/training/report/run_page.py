@@ -258,10 +258,20 @@ def example_table(run: RunRecord, is_drawn: bool) -> Table:
     none = "No examples were recorded."
     text = range(MAX_EXAMPLE_KEYS)
     heads = ["correct" if key == "right" else key for key in keys]
-    caption = f"Held-out {run.words.units}"
+    caption = example_caption(run)
     if is_drawn:
         caption += " as text"
     return make_table(caption, heads, rows, none, text, most=50, folded=is_drawn)
+
+
+def example_caption(run: RunRecord) -> str:
+    """What the examples are: "Sequences of the test set"; of a run that does not say, held-out."""
+    splits = as_mapping(run.result.get("metrics"))
+    units = run.words.units
+    for split, name in (("test", "test"), ("valid", "validation"), ("train", "training")):
+        if split in splits:
+            return f"{units[:1].upper()}{units[1:]} of the {name} set"
+    return f"Held-out {units}"
 
 
 def _mark(value: object) -> object:
