@@ -129,6 +129,11 @@ def differentiate(
     return name_gradients(parameters, grads)
 
 
+def name_by_id(parameters: dict[str, nn.Parameter], gradient: dict[int, Tensor]) -> Gradient:
+    """A gradient by the id of each parameter, under their names; zeros for what is missing."""
+    return name_gradients(parameters, [gradient.get(id(p)) for p in parameters.values()])
+
+
 def check_stream_count(batch: object) -> None:
     """Refuse a number of streams that is not a positive whole number."""
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:

@@ -175,7 +175,7 @@ def barrier(switch: float = 1e-5) -> Penalty:
         is_below = (size > 0) & (log_ratio_to_switch < 0)
         return torch.where(is_below, log_ratio_to_switch, 0).square().sum(1).to(lam.loss.dtype)
 
-    return Penalty("barrier", value, barrier.__doc__)
+    return Penalty("barrier", value, barrier.__doc__, reads_run_only=True)
 
 
 PENALTIES["barrier"] = barrier()
@@ -264,7 +264,7 @@ def isometry(seed: int = 0) -> Penalty:
         log_growth = log_size - 0.5 * torch.log(counts.double())[:, None]  # ||r||^2 = n
         return masked_mean(log_growth.square(), on).to(lam.loss.dtype)
 
-    return Penalty("isometry", value, isometry.__doc__, draws=True)
+    return Penalty("isometry", value, isometry.__doc__, draws=True, reads_run_only=True)
 
 
 PENALTIES["isometry"] = isometry()
@@ -322,7 +322,8 @@ def of_output(G: PenaltyLike = "variance") -> Penalty:
             values.append(inner(lam.of(of_output_k)))
         return functools.reduce(torch.add, values) / outputs
 
-    return Penalty(f"{inner.name} of the output", value, of_output.__doc__)
+    name = f"{inner.name} of the output"
+    return Penalty(name, value, of_output.__doc__, reads_run_only=inner.reads_run_only)
 
 
 PENALTIES["output-variance"] = of_output("variance")
