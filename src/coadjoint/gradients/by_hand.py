@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,10 +23,12 @@ from ..networks.chain_loss import losses_and_slopes
 from ..networks.chain_parts import Part, Slopes, is_written_down, split_run
 from ..networks.chain_run import ChainCostates, ChainRun
 from ..networks.interface import Net
-from ..networks.stretches import ScaledBlock
+from ..networks.stretches import ScaledBlock, normalise
 from ..objectives.batch import Batch
 from ..objectives.losses import LOSSES, LossLike
+from ..sweeps.affine import plus
 from ..sweeps.functions import is_transformed
+from ..sweeps.norms import norm_gradient
 from ..sweeps.rows import scale
 from ..sweeps.torch_internals import autocast_is_on
 
@@ -35,9 +38,10 @@ GradientById = dict[int, Tensor]
 
 
 class PartCostates(ChainCostates):
-    """Costates whose run is made of leaves of torch's graph, when it is first read.
+    """Costates whose norms are leaves of torch's graph, and so are their mantissas.
 
-    Few penalties read it: most take the costates alone.
+    The run is made of leaves, too, when it is first read: most penalties take norms alone. Norms
+    are differentiated once, and need no second derivative where they are zero.
     """
 
     def __init__(self, gradient: HandGradient, blocks: Sequence[ScaledBlock], loss: Tensor) -> None:
@@ -46,11 +50,31 @@ class PartCostates(ChainCostates):
         self.loss = loss
 
     @functools.cached_property
+    def size(self) -> Tensor:
+        """The norms of the mantissas, [L + 1, B]."""
+        with torch.no_grad():
+            size = super().size
+        return size.requires_grad_()
+
+    @property
+    def has_norms(self) -> bool:
+        """Whether `size` has been read."""
+        return "size" in vars(self)
+
+    @functools.cached_property
     def trajectory(self) -> ChainRun:  # type: ignore[override]
         """The run as a function of the leaves of its parts."""
         run = self.gradient.run
         stretches = [part.differentiable() for part in self.gradient.parts]
         return ChainRun(run.network, run.batch, run.input, stretches)
+
+
+class ObjectiveSlopes(NamedTuple):
+    """The slopes of the objective by what it was computed from; None for zeros."""
+
+    by_loss: Tensor | None  # [B]
+    by_mantissas: Slopes  # of each block of costates, [rows, B, n]
+    by_leaves: Sequence[Slopes]  # of each part, if the penalty has read the run
 
 
 class HandGradient:
@@ -103,27 +127,36 @@ class HandGradient:
 
         objective: takes the costates, and returns its values [B] and those of the penalty.
         """
-        blocks = self.run.costate_blocks(self.top.detach(), [part.costates for part in self.parts])
-        k_top = blocks[-1].exponent[-1]
-        mantissas = [block.mantissa.detach().requires_grad_() for block in blocks]
+        top = self.top.detach()
+        mantissa, k = normalise(top)
+        blocks = self.run.costate_blocks(mantissa, k, [part.costates for part in self.parts])
+        penalties, slopes = self._objective_slopes(objective, blocks)
+        by_top = self._tangents(slopes.by_mantissas, blocks)
+        if by_top is not None and mantissa is not top:
+            by_top = scale(by_top, -k[:, None])
+        gradient = self._adjoint(self._slope_by_a(slopes.by_loss, by_top), slopes.by_leaves)
+        return gradient, penalties, ChainCostates(self.run, blocks, self.losses)
+
+    def _objective_slopes(
+        self, objective: Objective, blocks: Sequence[ScaledBlock]
+    ) -> tuple[Tensor, ObjectiveSlopes]:
+        """The penalties, [B], and the slopes of the mean objective, by torch."""
         losses = self.losses.detach().requires_grad_()
-        leaf_blocks: list[ScaledBlock] = []
-        for block, mantissa in zip(blocks, mantissas, strict=True):
-            leaf_blocks.append(ScaledBlock(mantissa, block.exponent))
+        mantissas = [block.mantissa.detach().requires_grad_() for block in blocks]
+        exponents = [block.exponent for block in blocks]
         with torch.enable_grad():
-            lam = PartCostates(self, leaf_blocks, losses)
+            lam = PartCostates(self, list(map(ScaledBlock, mantissas, exponents)), losses)
             values, penalties = objective(lam)
+            sizes = [lam.size] if lam.has_norms else []
             leaves = [leaf for part in self.parts for leaf in part.leaves]
-            found = torch.autograd.grad(
-                self.batch.mean(values), [losses, *mantissas, *leaves], allow_unused=True
-            )
-        by_loss = found[0]
-        by_mantissas = found[1 : 1 + len(mantissas)]
-        by_leaves = iter(found[1 + len(mantissas) :])
-        slopes = [tuple(itertools.islice(by_leaves, len(part.leaves))) for part in self.parts]
-        by_top = self._tangents(by_mantissas, blocks)
-        gradient = self._adjoint(self._slope_by_a(by_loss, by_top, k_top), slopes)
-        return gradient, penalties.detach(), ChainCostates(self.run, blocks, self.losses)
+            inputs = [losses, *mantissas, *sizes, *leaves]
+            found = iter(torch.autograd.grad(self.batch.mean(values), inputs, allow_unused=True))
+        by_loss = next(found)
+        by_mantissas = list(itertools.islice(found, len(mantissas)))
+        for size, by_size in zip(sizes, itertools.islice(found, len(sizes)), strict=True):
+            by_mantissas = add_norm_slopes(by_mantissas, mantissas, size.detach(), by_size)
+        by_leaves = [tuple(itertools.islice(found, len(part.leaves))) for part in self.parts]
+        return penalties.detach(), ObjectiveSlopes(by_loss, by_mantissas, by_leaves)
 
     def _tangents(self, slopes: Slopes, blocks: Sequence[ScaledBlock]) -> Tensor | None:
         """The penalty's slope by the mantissa of lam_L; None if it does not depend on costates.
@@ -143,11 +176,8 @@ class HandGradient:
         last = add_to_first(by_start.get(begin), carried)
         return None if last is None else last[0]
 
-    def _slope_by_a(self, by_loss: Tensor | None, by_top: Tensor | None, k: Tensor) -> Tensor:
-        """The objective's slope by the pre-outputs, [B, n].
-
-        by_loss: its slope by the losses, [B]; by_top: by the mantissa of lam_L; k: its exponents.
-        """
+    def _slope_by_a(self, by_loss: Tensor | None, by_top: Tensor | None) -> Tensor:
+        """The objective's slope by the pre-outputs, [B, n], from those by the losses and lam_L."""
         outputs: list[Tensor] = []
         slopes: list[Tensor] = []
         if by_loss is not None:
@@ -155,7 +185,7 @@ class HandGradient:
             slopes.append(by_loss)
         if by_top is not None and self.top.requires_grad:  # or its own slope is 0
             outputs.append(self.top)
-            slopes.append(scale(by_top, -k[:, None]))
+            slopes.append(by_top)
         if not outputs:
             return torch.zeros_like(self.a)
         (slope,) = torch.autograd.grad(outputs, self.a, slopes)
@@ -171,6 +201,20 @@ class HandGradient:
                 # Several layers may share a parameter.
                 gradient[key] = gradient[key] + g if key in gradient else g
         return gradient
+
+
+def add_norm_slopes(
+    slopes: Slopes, mantissas: Sequence[Tensor], size: Tensor, by_size: Tensor | None
+) -> list[Tensor | None]:
+    """The slopes by the mantissas of each block, with what comes through their norms.
+
+    size, by_size: the norms, and the slopes by them, of all blocks, [L + 1, B].
+    """
+    if by_size is None:
+        return list(slopes)
+    rows = [len(mantissa) for mantissa in mantissas]
+    blocks = zip(slopes, mantissas, size.split(rows), by_size.split(rows), strict=True)
+    return [plus(slope, norm_gradient(x.detach(), n, g)) for slope, x, n, g in blocks]
 
 
 def add_to_first(slope: Tensor | None, term: Tensor | None) -> Tensor | None:

@@ -24,12 +24,11 @@ from torch.nn.functional import linear, pad
 from ..sweeps.adjoint_tangent import apply_link, tangent
 from ..sweeps.affine import plus
 from ..sweeps.differentiable import forward_gradient
-from ..sweeps.overflow import at_true_scale
 from ..sweeps.plan import Saved
-from ..sweeps.rows import Link, scale
+from ..sweeps.rows import Link, pow2, scale
 from ..sweeps.run import FormulaRun
 from ..sweeps.slopes import bend
-from ..sweeps.torch_internals import has_hooks
+from ..sweeps.torch_internals import has_hooks, is_plain_parameter, own_parameters
 from .chain_run import ChainRun
 from .dense_stretch import DenseStretch
 from .maps import Dense, Tied
@@ -37,6 +36,7 @@ from .maps.elementwise import ELEMENTWISE
 from .stretches import LinearStretch, MapStretch, ScaledBlock, Stretch, normalise
 
 WRITTEN_DOWN = (Dense, Tied, nn.Linear)
+NAMES = (("W", "b"), ("weight", "bias"))  # of their parameters
 Slopes = Sequence[Tensor | None]  # by each of a part's leaves; none if nothing has read them
 
 
@@ -80,13 +80,14 @@ class Part(ABC):
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The parameters that require a gradient, each with its own."""
-        for i, layer in enumerate(self.layers):
-            W, b = weight_and_bias(layer)
-            if W.requires_grad:
-                by_matrix = self.by_matrices[i]
+        by_matrices = self.by_matrices.unbind(0)
+        by_biases = self.by_biases.unbind(0)
+        for layer, by_matrix, by_bias in zip(self.layers, by_matrices, by_biases, strict=True):
+            W, b = own_parameters(layer).values()
+            if W is not None and W.requires_grad:
                 yield W, layer.pull_matrix(by_matrix) if isinstance(layer, Tied) else by_matrix
             if b is not None and b.requires_grad:
-                yield b, self.by_biases[i]
+                yield b, by_bias
 
 
 class SweptPart(Part):
@@ -119,7 +120,8 @@ class SweptPart(Part):
         mu, nu = tangent(plan, saved, W, slope.flatten(0, 1), None, link)
         self.change = apply_link(rows, mu, link)
         self.bend = bend(plan, saved, W, self.lam, self.delta, self.change, nu, ("a",))["a"]
-        return at_true_scale(plan, rows.last(mu), rows.last(self.k), None)
+        # One factor is enough: the lam that was given is of order one.
+        return rows.last(mu) * pow2(-rows.last(self.k), mu.dtype)[:, None]
 
     def adjoint(self, slope: Tensor, by_leaves: Slopes) -> Tensor:
         """The adjoint sweep, and one product or two for the weights of all layers."""
@@ -232,16 +234,10 @@ def is_written_down(module: nn.Module) -> bool:
     """
     if type(module) not in WRITTEN_DOWN or has_hooks(module) or "forward" in vars(module):
         return False
-    parameters = [p for p in module._parameters.values() if p is not None]
-    return all(type(p) is nn.Parameter and not p._backward_hooks for p in parameters)
-
-
-def weight_and_bias(layer: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """The parameters of a layer; a Tied one has those of another layer as its W."""
-    if isinstance(layer, nn.Linear):
-        return layer.weight, layer.bias
-    assert isinstance(layer, Dense | Tied)
-    return layer.W, layer.b
+    parameters = own_parameters(module)
+    if tuple(parameters) not in NAMES:
+        return False
+    return all(p is None or is_plain_parameter(p) for p in parameters.values())
 
 
 def effective_weights(layer: nn.Module) -> tuple[Tensor, Tensor | None, str]:

@@ -186,7 +186,7 @@ class ChainRun:
             if top is None:
                 top = run._loss_gradient(value, create_graph)
             pulls = [functools.partial(f.costates, create_graph=create_graph) for f in run.stretches]
-            blocks = run.costate_blocks(top, pulls)
+            blocks = run.costate_blocks(*normalise(top), pulls)
         lam = ChainCostates(run, blocks, value)
         return lam if create_graph else lam.detach()
 
@@ -209,14 +209,13 @@ class ChainRun:
         )
 
     def costate_blocks(
-        self, top: Tensor, pulls: Sequence[Callable[[Tensor], ScaledBlock]]
+        self, mantissa: Tensor, k: Tensor, pulls: Sequence[Callable[[Tensor], ScaledBlock]]
     ) -> list[ScaledBlock]:
-        """The costates of all states, by stretches, the first stretch first; `top` is lam_L.
+        """The costates of all states, by stretches, the first stretch first.
 
-        pulls: for each stretch, its `costates`. It receives a mantissa of order one, and its
-        exponents count from there.
+        mantissa, k: of lam_L. pulls: for each stretch, its `costates`. It receives a mantissa of
+        order one, and its exponents count from there.
         """
-        mantissa, k = normalise(top)
         blocks = [ScaledBlock(mantissa.flatten(1)[None], k[None])]
         for i, stretch in reversed(list(enumerate(self.stretches))):
             block = pulls[i](mantissa)

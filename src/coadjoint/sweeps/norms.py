@@ -61,6 +61,15 @@ class _Norm(SweepFunction):
         return torch.where(is_normal, (unit * dx).sum(-1), 0)
 
 
+def norm_gradient(x: Tensor, size: Tensor, g: Tensor) -> Tensor:
+    """The gradient g x / ||x|| by x [..., n], from g [...] by its norm `size`; not differentiable.
+
+    It is 0 where the norm is below the normal range of numbers, as that of `norm` is.
+    """
+    rate = torch.where(size >= torch.finfo(size.dtype).tiny, g / size, 0)
+    return torch.mul(x, rate[..., None], out=empty(x.shape, x))
+
+
 def is_within_range(size: Tensor, low: float, high: float = math.inf) -> bool:
     """Is every entry above `low` and below `high`? On a CPU only: a GPU would be waited for."""
     if not size.numel():
