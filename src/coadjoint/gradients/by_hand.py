@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..networks.chain import Chain
-from ..networks.chain_loss import losses_and_slopes
-from ..networks.chain_parts import Part, Slopes, is_written_down, split_run
+from ..networks.chain_loss import slope_formula
+from ..networks.chain_parts import Part, Slopes, are_written_down, split_run
 from ..networks.chain_run import ChainCostates, ChainRun
 from ..networks.interface import Net
 from ..networks.stretches import ScaledBlock, normalise
@@ -32,8 +32,6 @@ from ..sweeps.norms import norm_gradient
 from ..sweeps.rows import scale
 from ..sweeps.torch_internals import autocast_is_on
 
-# share L + rho G of each sample, [B], and G, from its costates
-Objective = Callable[[ChainCostates], tuple[Tensor, Tensor]]
 GradientById = dict[int, Tensor]
 
 
@@ -69,8 +67,8 @@ class PartCostates(ChainCostates):
         return ChainRun(run.network, run.batch, run.input, stretches)
 
 
-class ObjectiveSlopes(NamedTuple):
-    """The slopes of the objective by what it was computed from; None for zeros."""
+class PenaltySlopes(NamedTuple):
+    """The slopes of a penalty by what it was computed from; None for zeros."""
 
     by_loss: Tensor | None  # [B]
     by_mantissas: Slopes  # of each block of costates, [rows, B, n]
@@ -84,79 +82,87 @@ class HandGradient:
     losses  of each sample, [B]
     """
 
-    def __init__(self, run: ChainRun, batch: Batch, loss: LossLike, needs_costates: bool) -> None:
+    def __init__(self, run: ChainRun, batch: Batch, loss: LossLike, twice: bool) -> None:
         self.run = run
         self.batch = batch
         self.parts: list[Part] = split_run(run)
-        with torch.enable_grad():
-            self.a = run.a.detach().requires_grad_()
-            judge = run.judge(loss, batch.y, batch.mask, batch.reduce)
-            self.value, top = losses_and_slopes(judge, self.a)
-            if top is None:  # this loss has no formula for its slope
-                ones = torch.ones_like(self.value)
-                (top,) = torch.autograd.grad(
-                    self.value, self.a, ones, create_graph=needs_costates, retain_graph=True
-                )
-        self.top = top  # dL/da, a function of a
-        self.losses = self.value.detach()
+        self.a = run.a.detach()
+        judge = run.judge(loss, batch.y, batch.mask, batch.reduce)
+        formula = slope_formula(judge)
+        if formula is None:
+            with torch.enable_grad():
+                a = self.a.requires_grad_()
+                value = judge.sample_losses(a)
+                (self.top,) = torch.autograd.grad(value.sum(), a, create_graph=twice)
+            self.losses = value.detach()
+        else:
+            self.losses = judge.sample_losses(self.a)
+            with torch.set_grad_enabled(twice):
+                self.top = formula(self.a.requires_grad_(twice))  # dL/da, a function of a
 
     @staticmethod
     def of(
-        net: Net, batch: Batch, loss: LossLike, needs_costates: bool = False
+        net: Net, batch: Batch, loss: LossLike, twice: bool = False
     ) -> HandGradient | None:
-        """The gradient of this network by hand; None if it must go through torch's graph."""
+        """The gradient of this network by hand; None if it must go through torch's graph.
+
+        twice: the loss must be differentiable twice, for `penalised_gradient`.
+        """
         chain = net.as_chain if isinstance(net, Net) else None
         if chain is None or not can_be_by_hand(chain, batch, loss):
             return None
         with torch.no_grad():
-            run = chain.run(batch)
-        return HandGradient(run, batch, loss, needs_costates)
+            return HandGradient(chain.run(batch), batch, loss, twice)
 
     @torch.no_grad()
     def loss_gradient(self) -> GradientById:
         """The gradient of the mean loss, by the id of each parameter."""
-        B = len(self.losses)
-        shares = self.batch.weights(self.losses[None]) / B
-        return self._adjoint(self.top.detach() * shares[:, None], [()] * len(self.parts))
+        return self._adjoint(self.top * self._sample_shares()[:, None], [()] * len(self.parts))
 
     @torch.no_grad()
     def penalised_gradient(
-        self, objective: Objective
+        self, G: Callable[[ChainCostates], Tensor], rho: float | Tensor, share: float = 1.0
     ) -> tuple[GradientById, Tensor, ChainCostates]:
-        """The gradient of the mean objective, the penalties [B], and the costates.
+        """The gradient of the mean of share L + rho G, the penalties [B], and the costates.
 
-        objective: takes the costates, and returns its values [B] and those of the penalty.
+        G: a function of costates and their run. share: 1, or 0 to leave out the loss.
         """
         top = self.top.detach()
         mantissa, k = normalise(top)
         blocks = self.run.costate_blocks(mantissa, k, [part.costates for part in self.parts])
-        penalties, slopes = self._objective_slopes(objective, blocks)
+        shares = self._sample_shares()
+        penalties, slopes = self._penalty_slopes(G, blocks, rho * shares)
         by_top = self._tangents(slopes.by_mantissas, blocks)
         if by_top is not None and mantissa is not top:
             by_top = scale(by_top, -k[:, None])
-        gradient = self._adjoint(self._slope_by_a(slopes.by_loss, by_top), slopes.by_leaves)
+        by_loss = plus(shares if share else None, slopes.by_loss)
+        gradient = self._adjoint(self._slope_by_a(by_loss, by_top), slopes.by_leaves)
         return gradient, penalties, ChainCostates(self.run, blocks, self.losses)
 
-    def _objective_slopes(
-        self, objective: Objective, blocks: Sequence[ScaledBlock]
-    ) -> tuple[Tensor, ObjectiveSlopes]:
-        """The penalties, [B], and the slopes of the mean objective, by torch."""
+    def _sample_shares(self) -> Tensor:
+        """The share of each sample in a mean, [B]."""
+        return self.batch.weights(self.losses[None]) / len(self.losses)
+
+    def _penalty_slopes(
+        self, G: Callable[[ChainCostates], Tensor], blocks: Sequence[ScaledBlock], weights: Tensor
+    ) -> tuple[Tensor, PenaltySlopes]:
+        """The penalties, [B], and the slopes of sum_j weights_j G_j, by torch."""
         losses = self.losses.detach().requires_grad_()
         mantissas = [block.mantissa.detach().requires_grad_() for block in blocks]
         exponents = [block.exponent for block in blocks]
         with torch.enable_grad():
             lam = PartCostates(self, list(map(ScaledBlock, mantissas, exponents)), losses)
-            values, penalties = objective(lam)
-            sizes = [lam.size] if lam.has_norms else []
-            leaves = [leaf for part in self.parts for leaf in part.leaves]
-            inputs = [losses, *mantissas, *sizes, *leaves]
-            found = iter(torch.autograd.grad(self.batch.mean(values), inputs, allow_unused=True))
+            penalties = G(lam)
+        sizes = [lam.size] if lam.has_norms else []
+        leaves = [leaf for part in self.parts for leaf in part.leaves]
+        inputs = [losses, *mantissas, *sizes, *leaves]
+        found = iter(torch.autograd.grad(penalties, inputs, weights, allow_unused=True))
         by_loss = next(found)
         by_mantissas = list(itertools.islice(found, len(mantissas)))
         for size, by_size in zip(sizes, itertools.islice(found, len(sizes)), strict=True):
-            by_mantissas = add_norm_slopes(by_mantissas, mantissas, size.detach(), by_size)
+            by_mantissas = add_norm_slopes(by_mantissas, mantissas, size, by_size)
         by_leaves = [tuple(itertools.islice(found, len(part.leaves))) for part in self.parts]
-        return penalties.detach(), ObjectiveSlopes(by_loss, by_mantissas, by_leaves)
+        return penalties.detach(), PenaltySlopes(by_loss, by_mantissas, by_leaves)
 
     def _tangents(self, slopes: Slopes, blocks: Sequence[ScaledBlock]) -> Tensor | None:
         """The penalty's slope by the mantissa of lam_L; None if it does not depend on costates.
@@ -178,17 +184,11 @@ class HandGradient:
 
     def _slope_by_a(self, by_loss: Tensor | None, by_top: Tensor | None) -> Tensor:
         """The objective's slope by the pre-outputs, [B, n], from those by the losses and lam_L."""
-        outputs: list[Tensor] = []
-        slopes: list[Tensor] = []
-        if by_loss is not None:
-            outputs.append(self.value)
-            slopes.append(by_loss)
-        if by_top is not None and self.top.requires_grad:  # or its own slope is 0
-            outputs.append(self.top)
-            slopes.append(by_top)
-        if not outputs:
-            return torch.zeros_like(self.a)
-        (slope,) = torch.autograd.grad(outputs, self.a, slopes)
+        top = self.top.detach()
+        slope = torch.zeros_like(top) if by_loss is None else by_loss[:, None] * top
+        if by_top is not None and self.top.requires_grad:  # otherwise lam_L is constant
+            (through_top,) = torch.autograd.grad(self.top, self.a, by_top)
+            slope += through_top
         return slope
 
     def _adjoint(self, slope: Tensor, by_leaves: Sequence[Slopes]) -> GradientById:
@@ -196,10 +196,7 @@ class HandGradient:
         gradient: GradientById = {}
         for part, of_leaves in zip(reversed(self.parts), reversed(by_leaves), strict=True):
             slope = part.adjoint(slope, of_leaves)
-            for parameter, g in part.gradients():
-                key = id(parameter)
-                # Several layers may share a parameter.
-                gradient[key] = gradient[key] + g if key in gradient else g
+            part.add_gradients(gradient)
         return gradient
 
 
@@ -212,9 +209,14 @@ def add_norm_slopes(
     """
     if by_size is None:
         return list(slopes)
-    rows = [len(mantissa) for mantissa in mantissas]
-    blocks = zip(slopes, mantissas, size.split(rows), by_size.split(rows), strict=True)
-    return [plus(slope, norm_gradient(x.detach(), n, g)) for slope, x, n, g in blocks]
+    total: list[Tensor | None] = []
+    begin = 0
+    for slope, mantissa in zip(slopes, mantissas, strict=True):
+        rows = slice(begin, begin + len(mantissa))
+        through_norm = norm_gradient(mantissa.detach(), size[rows], by_size[rows])
+        total.append(plus(slope, through_norm))
+        begin = rows.stop
+    return total
 
 
 def add_to_first(slope: Tensor | None, term: Tensor | None) -> Tensor | None:
@@ -238,4 +240,4 @@ def can_be_by_hand(chain: Chain, batch: Batch, loss: LossLike) -> bool:
         return False
     if x.dtype not in (torch.float32, torch.float64) or chain.must_be_called():
         return False
-    return all(map(is_written_down, chain.maps))
+    return are_written_down(chain.maps)

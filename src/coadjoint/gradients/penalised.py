@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 from collections.abc import Callable
@@ -256,14 +255,14 @@ class Penalised(Method):
         parameters = trained_parameters(net)
         by_hand = None
         if self.penalty.reads_run_only:
-            by_hand = HandGradient.of(net, batch, loss, needs_costates=True)
+            by_hand = HandGradient.of(net, batch, loss, twice=True)
         if by_hand is not None:
             return self._compute_by_hand(by_hand, parameters, rho)
         with torch.enable_grad():
             run = run_function(net)(batch)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            values, G = self._objective_of(lam, rho)
-            objective = batch.mean(values)
+            G = self._penalty_of(lam)
+            objective = batch.mean(self._objective(lam.loss, G, rho))
             leaves = list(parameters.values())
             try:
                 grads = torch.autograd.grad(objective, leaves, allow_unused=True)
@@ -281,17 +280,15 @@ class Penalised(Method):
         self, by_hand: HandGradient, parameters: dict[str, nn.Parameter], rho: float | Tensor
     ) -> tuple[GradientTuple, NetRun, RunCostates]:
         """Return what `compute` does, without a graph of torch's."""
-        objective = functools.partial(self._objective_of, rho=rho)
-        gradient, G, lam = by_hand.penalised_gradient(objective)
+        gradient, G, lam = by_hand.penalised_gradient(self._penalty_of, rho, self.share)
         named = name_by_id(parameters, gradient)
         decays = self._measure_decay(lam)
         return GradientTuple(by_hand.losses, G, named, decays), by_hand.run, lam
 
-    def _objective_of(self, lam: RunCostates, rho: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Return share L + rho G and G of each sample, [B] each."""
+    def _penalty_of(self, lam: RunCostates) -> Tensor:
+        """Return G of each sample, [B], as it is at the present step."""
         with drawing(self.step):
-            G = check_penalty(self.penalty(lam), lam, self.penalty.name)
-        return self._objective(lam.loss, G, rho), G
+            return check_penalty(self.penalty(lam), lam, self.penalty.name)
 
     def _compute_to_capture(
         self, net: Net, batch: Batch, loss: LossLike, rho: Tensor

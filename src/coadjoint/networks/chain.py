@@ -334,8 +334,7 @@ class Chain(Net):
 
 def run_map(index: int, module: nn.Module, x: Tensor) -> MapStretch:
     """Run one map, the one with this number in the chain."""
-    y = call_map(index, module, x)
-    return LinearStretch.of(module, x, y) or MapStretch(x, y)
+    return LinearStretch.run(module, x) or MapStretch(x, call_map(index, module, x))
 
 
 def list_maps(given: Sequence[nn.Module]) -> list[nn.Module]:

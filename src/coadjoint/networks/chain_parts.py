@@ -15,7 +15,7 @@ the penalty's slopes as sources of the tangents.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,6 @@ from .maps.elementwise import ELEMENTWISE
 from .stretches import LinearStretch, MapStretch, ScaledBlock, Stretch, normalise
 
 WRITTEN_DOWN = (Dense, Tied, nn.Linear)
-NAMES = (("W", "b"), ("weight", "bias"))  # of their parameters
 Slopes = Sequence[Tensor | None]  # by each of a part's leaves; none if nothing has read them
 
 
@@ -78,16 +77,16 @@ class Part(ABC):
     def differentiable(self) -> Stretch:
         """The stretch as a function of `leaves`, which are made here."""
 
-    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The parameters that require a gradient, each with its own."""
+    def add_gradients(self, gradient: dict[int, Tensor]) -> None:
+        """Add the gradients by all parameters of the layers, by their ids."""
         by_matrices = self.by_matrices.unbind(0)
         by_biases = self.by_biases.unbind(0)
         for layer, by_matrix, by_bias in zip(self.layers, by_matrices, by_biases, strict=True):
             W, b = own_parameters(layer).values()
-            if W is not None and W.requires_grad:
-                yield W, layer.pull_matrix(by_matrix) if isinstance(layer, Tied) else by_matrix
-            if b is not None and b.requires_grad:
-                yield b, by_bias
+            by_W = layer.pull_matrix(by_matrix) if isinstance(layer, Tied) else by_matrix
+            for p, g in ((W, by_W), (b, by_bias)):
+                key = id(p)
+                gradient[key] = gradient[key] + g if key in gradient else g
 
 
 class SweptPart(Part):
@@ -226,18 +225,19 @@ class SinglePart(Part):
         return MapStretch(x, y)
 
 
-def is_written_down(module: nn.Module) -> bool:
-    """Whether the gradients of a map are written down here, and nothing else happens in it.
+def are_written_down(maps: Iterable[nn.Module]) -> bool:
+    """Whether the gradients of all maps are written down here, and nothing else happens in them.
 
-    That would be hooks of the module or of its parameters, another `forward`, and weights that are
-    no parameters of the map's own.
+    That would be hooks of the modules or of their parameters, another `forward`, and weights that
+    are no parameters of the maps' own.
     """
-    if type(module) not in WRITTEN_DOWN or has_hooks(module) or "forward" in vars(module):
-        return False
-    parameters = own_parameters(module)
-    if tuple(parameters) not in NAMES:
-        return False
-    return all(p is None or is_plain_parameter(p) for p in parameters.values())
+    for module in maps:
+        if type(module) not in WRITTEN_DOWN or has_hooks(module) or "forward" in vars(module):
+            return False
+        parameters = own_parameters(module)
+        if len(parameters) != 2 or not all(map(is_plain_parameter, parameters.values())):
+            return False
+    return True
 
 
 def effective_weights(layer: nn.Module) -> tuple[Tensor, Tensor | None, str]:

@@ -200,17 +200,19 @@ def named_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         return list(module.named_parameters())
     found: dict[int, tuple[str, nn.Parameter]] = {}
     visited: set[int] = set()
-
-    def visit(inner: nn.Module, prefix: str) -> None:
+    waiting = [("", module)]
+    while waiting:
+        prefix, inner = waiting.pop()
+        if id(inner) in visited:
+            continue
         visited.add(id(inner))
         for name, p in inner._parameters.items():
             if p is not None and id(p) not in found:  # a shared one has its first name
                 found[id(p)] = (prefix + name, p)
-        for name, child in inner._modules.items():
-            if child is not None and id(child) not in visited:
-                visit(child, f"{prefix}{name}.")
-
-    visit(module, "")
+        for name in reversed(inner._modules):  # the first child is the next to be visited
+            child = inner._modules[name]
+            if child is not None:
+                waiting.append((f"{prefix}{name}.", child))
     return list(found.values())
 
 
@@ -219,9 +221,9 @@ def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     return module._parameters
 
 
-def is_plain_parameter(p: nn.Parameter) -> bool:
-    """Is it an ordinary parameter, without hooks that would change its gradient?"""
-    return type(p) is nn.Parameter and not p._backward_hooks
+def is_plain_parameter(p: nn.Parameter | None) -> bool:
+    """Is it an ordinary parameter, without hooks that would change its gradient, or None?"""
+    return p is None or (type(p) is nn.Parameter and not p._backward_hooks)
 
 
 def is_compiled(module: nn.Module) -> bool:
