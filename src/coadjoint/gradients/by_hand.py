@@ -27,8 +27,10 @@ from ..networks.stretches import ScaledBlock, normalise
 from ..objectives.batch import Batch
 from ..objectives.losses import LOSSES, LossLike
 from ..sweeps.affine import plus
+from ..sweeps.costates import BaseCostates
 from ..sweeps.functions import is_transformed
-from ..sweeps.norms import norm_gradient
+from ..sweeps.memory import empty
+from ..sweeps.norms import norm_rates
 from ..sweeps.rows import scale
 from ..sweeps.torch_internals import autocast_is_on
 
@@ -121,32 +123,44 @@ class HandGradient:
 
     @torch.no_grad()
     def penalised_gradient(
-        self, G: Callable[[ChainCostates], Tensor], rho: float | Tensor, share: float = 1.0
+        self,
+        G: Callable[[ChainCostates], Tensor],
+        rho: float | Tensor,
+        share: float = 1.0,
+        with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[GradientById, Tensor, ChainCostates]:
         """The gradient of the mean of share L + rho G, the penalties [B], and the costates.
 
-        G: a function of costates and their run. share: 1, or 0 to leave out the loss.
+        G: a function of costates and their run. share: 1, or 0 to leave out the loss. with_slope:
+        G with its slope by log-norms, if there is a formula; see Penalty.
         """
         top = self.top.detach()
         mantissa, k = normalise(top)
         blocks = self.run.costate_blocks(mantissa, k, [part.costates for part in self.parts])
+        lam = ChainCostates(self.run, blocks, self.losses)
         shares = self._sample_shares()
-        penalties, slopes = self._penalty_slopes(G, blocks, rho * shares)
+        if with_slope is not None and lam.complete:
+            penalties, by_log_norms = with_slope(lam)
+            rates = by_log_norms * (rho * shares) / lam.size.double().square()
+            by_mantissas = scale_blocks(blocks, rates.to(lam.size.dtype))
+            slopes = PenaltySlopes(None, by_mantissas, [()] * len(self.parts))
+        else:
+            penalties, slopes = self._slopes_by_torch(G, blocks, rho * shares)
         by_top = self._tangents(slopes.by_mantissas, blocks)
         if by_top is not None and mantissa is not top:
             by_top = scale(by_top, -k[:, None])
         by_loss = plus(shares if share else None, slopes.by_loss)
         gradient = self._adjoint(self._slope_by_a(by_loss, by_top), slopes.by_leaves)
-        return gradient, penalties, ChainCostates(self.run, blocks, self.losses)
+        return gradient, penalties, lam
 
     def _sample_shares(self) -> Tensor:
         """The share of each sample in a mean, [B]."""
         return self.batch.weights(self.losses[None]) / len(self.losses)
 
-    def _penalty_slopes(
+    def _slopes_by_torch(
         self, G: Callable[[ChainCostates], Tensor], blocks: Sequence[ScaledBlock], weights: Tensor
     ) -> tuple[Tensor, PenaltySlopes]:
-        """The penalties, [B], and the slopes of sum_j weights_j G_j, by torch."""
+        """The penalties, [B], and the slopes of sum_j weights_j G_j."""
         losses = self.losses.detach().requires_grad_()
         mantissas = [block.mantissa.detach().requires_grad_() for block in blocks]
         exponents = [block.exponent for block in blocks]
@@ -160,7 +174,9 @@ class HandGradient:
         by_loss = next(found)
         by_mantissas = list(itertools.islice(found, len(mantissas)))
         for size, by_size in zip(sizes, itertools.islice(found, len(sizes)), strict=True):
-            by_mantissas = add_norm_slopes(by_mantissas, mantissas, size, by_size)
+            if by_size is not None:
+                through_norms = scale_blocks(blocks, norm_rates(size.detach(), by_size))
+                by_mantissas = list(map(plus, by_mantissas, through_norms))
         by_leaves = [tuple(itertools.islice(found, len(part.leaves))) for part in self.parts]
         return penalties.detach(), PenaltySlopes(by_loss, by_mantissas, by_leaves)
 
@@ -200,23 +216,16 @@ class HandGradient:
         return gradient
 
 
-def add_norm_slopes(
-    slopes: Slopes, mantissas: Sequence[Tensor], size: Tensor, by_size: Tensor | None
-) -> list[Tensor | None]:
-    """The slopes by the mantissas of each block, with what comes through their norms.
-
-    size, by_size: the norms, and the slopes by them, of all blocks, [L + 1, B].
-    """
-    if by_size is None:
-        return list(slopes)
-    total: list[Tensor | None] = []
+def scale_blocks(blocks: Sequence[ScaledBlock], rates: Tensor) -> list[Tensor]:
+    """The mantissas of each block, multiplied by rates [L + 1, B]."""
+    scaled: list[Tensor] = []
     begin = 0
-    for slope, mantissa in zip(slopes, mantissas, strict=True):
-        rows = slice(begin, begin + len(mantissa))
-        through_norm = norm_gradient(mantissa.detach(), size[rows], by_size[rows])
-        total.append(plus(slope, through_norm))
-        begin = rows.stop
-    return total
+    for mantissa, _ in blocks:
+        end = begin + len(mantissa)
+        out = empty(mantissa.shape, mantissa)
+        scaled.append(torch.mul(mantissa, rates[begin:end, :, None], out=out))
+        begin = end
+    return scaled
 
 
 def add_to_first(slope: Tensor | None, term: Tensor | None) -> Tensor | None:

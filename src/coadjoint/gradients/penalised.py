@@ -280,7 +280,9 @@ class Penalised(Method):
         self, by_hand: HandGradient, parameters: dict[str, nn.Parameter], rho: float | Tensor
     ) -> tuple[GradientTuple, NetRun, RunCostates]:
         """Return what `compute` does, without a graph of torch's."""
-        gradient, G, lam = by_hand.penalised_gradient(self._penalty_of, rho, self.share)
+        gradient, G, lam = by_hand.penalised_gradient(
+            self._penalty_of, rho, self.share, self.penalty.with_slope
+        )
         named = name_by_id(parameters, gradient)
         decays = self._measure_decay(lam)
         return GradientTuple(by_hand.losses, G, named, decays), by_hand.run, lam

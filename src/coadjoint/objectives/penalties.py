@@ -26,10 +26,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..cells.transport import remembers_origin
 from ..errors import KindError, Unsupported, brief, check_seed, real, renamed_attributes
@@ -110,6 +112,21 @@ def log_ratio(lam: BaseCostates) -> Tensor:
     r = lam.log_ratios()[lam.first :]  # float64; NaN where one of the two is zero or missing
     on = None if lam.complete else ~r.isnan()  # complete: there is no NaN to look for
     return masked_mean(r.square(), on).to(lam.loss.dtype)
+
+
+def _log_ratio_with_slope(lam: BaseCostates) -> tuple[Tensor, Tensor]:
+    """The penalty log-ratio, and its slope 2 (r_i - r_{i-1}) / T by log ||lam_i||.
+
+    r_1, ..., r_T are the log-ratios that it counts; there is none before and none after them.
+    """
+    r = lam.log_ratios()[lam.first :]
+    count = max(len(r), 1)
+    padded = pad(r, (0, 0, lam.first + 1, 1))
+    slope = (padded[1:] - padded[:-1]) * (2 / count)
+    return (r.square().sum(0) / count).to(lam.loss.dtype), slope
+
+
+PENALTIES["log-ratio"] = log_ratio = replace(log_ratio, with_slope=_log_ratio_with_slope)
 
 
 @register("ratio")

@@ -29,6 +29,8 @@ class Penalty(Portable):
     reads_run_only  whether it reads costates and their run by the names that these have (norms,
            states, pull, push), but neither weights nor torch's graph beside them; a gradient that
            does without that graph is faster
+    with_slope  its value together with its slope by log ||lam_i||, Costates -> ([B], [L + 1, B]),
+           if it depends on nothing else; for costates of which none is zero
 
     Example:
         >>> import torch
@@ -48,6 +50,7 @@ class Penalty(Portable):
     joint: bool = False
     draws: bool = False
     reads_run_only: bool = False
+    with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
         """The penalty of each sample, [B].

@@ -61,13 +61,12 @@ class _Norm(SweepFunction):
         return torch.where(is_normal, (unit * dx).sum(-1), 0)
 
 
-def norm_gradient(x: Tensor, size: Tensor, g: Tensor) -> Tensor:
-    """The gradient g x / ||x|| by x [..., n], from g [...] by its norm `size`; not differentiable.
+def norm_rates(size: Tensor, g: Tensor) -> Tensor:
+    """The factors g / ||x|| of x in the gradient by x, from g by its norm `size`.
 
-    It is 0 where the norm is below the normal range of numbers, as that of `norm` is.
+    They are 0 where the norm is below the normal range of numbers, as the gradient of `norm` is.
     """
-    rate = torch.where(size >= torch.finfo(size.dtype).tiny, g / size, 0)
-    return torch.mul(x, rate[..., None], out=empty(x.shape, x))
+    return torch.where(size >= torch.finfo(size.dtype).tiny, g / size, 0)
 
 
 def is_within_range(size: Tensor, low: float, high: float = math.inf) -> bool:
