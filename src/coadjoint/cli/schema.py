@@ -364,8 +364,8 @@ class TrainingSection(Section):
         None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
     tensorboard: bool = Field(False, description="also write TensorBoard logs")
-    test_set: bool = Field(
-        True, description="finite data: score the test set at the end (default), or leave it alone"
+    test_set: bool | None = Field(
+        None, description="finite data: score the test set at the end (default), or leave it alone"
     )
 
 
