@@ -66,7 +66,7 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     with errors_name_flags():
         set_threads(config.training.threads, chains.widest_layer(config))
     task = task_of(config, has_begun)
-    if not config.training.test_set:
+    if config.training.test_set is False:
         hide_test_set(task)
     check_size_settings(config, task)
     if not has_begun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 STANDARDISED_LOSS = (
     "loss: of targets scaled to mean 0 and variance 1; mse, mae and rmse: in the units of your data"
 )
+WIDEST_SUMMARY = 100  # characters
 Logger = Callable[[dict[str, Any]], None]  # takes a row of metrics.jsonl
 
 
@@ -173,12 +175,13 @@ def train(
     The run folder holds metrics, checkpoints, the model and a report.
     A run that was stopped, or crashed, can be resumed.
     """
+    from ..tasks.files.packed import table_stem
     from ..training.run_folder import RunFolder
 
     if task is not None and Path(task).is_file():
         raise ConfigError(f"{task} is a file, not a built-in task: pass it with --train {task}")
     job = build.build(config_from_command(task, config, flags))
-    place = out or next_free_folder(job.config.task.name or Path(str(job.config.data.train)).stem)
+    place = out or next_free_folder(job.config.task.name or table_stem(str(job.config.data.train)))
     folder = RunFolder(place, settings_writer(job))
     with folder.hold(new=True):
         if not quiet:
@@ -195,9 +198,17 @@ def settings_writer(job: build.Job) -> Callable[[Path], None]:
 
 
 def print_introduction(job: build.Job, folder: Path) -> None:
-    """Print what is about to be trained: notes, network, parameters and the task's baseline."""
+    """Print what is about to be trained: notes, network, parameters and the task's baseline.
+
+    Of the user's own data it is a summary of what was read, which holds the notes on the data.
+    """
+    summary = summarise_data(job.task)
+    if summary:
+        print_escaped(summary)
+    said = getattr(job.task, "notes", ()) if summary else ()
     for note in job.notes:
-        print_escaped(note)
+        if note not in said:
+            print_escaped(note)
     from ..training.display import DECAY, DECAY_OF_LAYERS
 
     parameters = list(job.network.parameters())
@@ -211,6 +222,16 @@ def print_introduction(job: build.Job, folder: Path) -> None:
         reason = "no memory" if has_time else "input ignored"
         print_escaped(f"baseline ({reason}): {format_figures(job.task.baseline(), 4)}")
     print(DECAY if has_time else DECAY_OF_LAYERS)
+
+
+def summarise_data(task: Task) -> str:
+    """What was read from the user's own files, as wide as the terminal; "" for other tasks."""
+    from ..tasks.data import Data
+
+    if not isinstance(task, Data):
+        return ""
+    columns = shutil.get_terminal_size().columns
+    return task.summary(min(columns, WIDEST_SUMMARY))
 
 
 @app.command()

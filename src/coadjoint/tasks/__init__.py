@@ -28,7 +28,9 @@ class_weights  weights of classes in the loss of training
 shares         how much of the training file is split off
 scaling        pieces as the numbers that a network reads
 description    what a network must know about the data it was trained on
+overview       what was read from files, to be shown before training
 prediction     new sequences for a trained network
+asked          the rows of a file that a prediction is asked for
 files/         readers of your own files, at once or as a stream
 """
 

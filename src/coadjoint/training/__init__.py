@@ -33,6 +33,7 @@ optional_pydantic  pydantic, or stand-ins if it is not installed
 restore            checks before a run is restored, and loading of weights
 signals            stopping a run by signals
 predict            load_model, predict: models of finished runs, predictions for new sequences
+prediction_files   predictions as CSV, Parquet, Arrow or JSON
 network_section    the network's settings, flags and keys in model files
 model_schema       the description in a model file
 files              files that appear complete or not at all
