@@ -132,6 +132,23 @@ class DataSection(Section):
     header: bool | None = Field(
         None, description="the first row of a text table holds the column names (default)"
     )
+    max_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = Field(
+        None, description="largest size of a file in bytes, unpacked (default 4 GiB)"
+    )
+
+
+# How a file is read, which may differ between the training file and one to predict from.
+READING_KEYS = (
+    "id",
+    "time",
+    "missing",
+    "irregular",
+    "sep",
+    "decimal",
+    "thousands",
+    "header",
+    "max_bytes",
+)
 
 
 class GradientSection(Section):
@@ -347,6 +364,9 @@ class TrainingSection(Section):
         None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
     tensorboard: bool = Field(False, description="also write TensorBoard logs")
+    test_set: bool | None = Field(
+        None, description="finite data: score the test set at the end (default), or leave it alone"
+    )
 
 
 class Config(Section):

@@ -14,6 +14,7 @@ from ..errors import ConfigError, MissingError, escape_controls
 from ..training.metric_names import goal_label, split_metric
 from . import build
 from . import flags as setting_flags
+from .baselines import print_baselines
 from .compare import run_comparison
 from .flags import SectionValues, config_from_command, with_setting_flags
 from .online import resume_stream
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from ..training.run_folder import RunFolder
 
 STANDARDISED_LOSS = (
-    "loss: of targets scaled to mean 0 and variance 1; mse and mae: in the units of your data"
+    "loss: of targets scaled to mean 0 and variance 1; mse, mae and rmse: in the units of your data"
 )
 WIDEST_SUMMARY = 100  # characters
 Logger = Callable[[dict[str, Any]], None]  # takes a row of metrics.jsonl
@@ -77,6 +78,7 @@ def run_training(
     page = pages.write(folder)
     if not quiet:
         print_outcome(result, job.task)
+        print_baselines(result, job)
         print_escaped(f"run:    {folder}\nreport: {page}")
 
 
@@ -242,15 +244,33 @@ def resume(
         False, "--fallback", help="use the previous checkpoint if the last one is damaged"
     ),
     jobs: Optional[int] = typer.Option(
-        None, "--jobs", "-j", help="comparison: number of parallel processes"
+        None, "--jobs", "-j", help="comparison, search: number of parallel processes"
+    ),
+    trials: Optional[int] = typer.Option(
+        None, "--trials", help="search: new number of trials in total"
+    ),
+    minutes: Optional[float] = typer.Option(
+        None, "--minutes", help="search: time for what is left"
     ),
     quiet: bool = QUIET,
 ) -> None:
-    """Resume a run or a comparison. The result matches an uninterrupted run bit for bit."""
+    """Resume a run, a comparison or a search.
+
+    The result of a run matches an uninterrupted one bit for bit.
+    """
     from ..training import storage
     from ..training.report import pages
     from ..training.run_folder import RunFolder
 
+    if os.path.lexists(run / "tune.json"):
+        if steps is not None or fallback:
+            raise ConfigError("--steps and --fallback apply to a run, not to a search.")
+        from .tune import resume_study
+
+        resume_study(run, trials, minutes, jobs, quiet)
+        return
+    if trials is not None or minutes is not None:
+        raise ConfigError("--trials and --minutes apply to a search by `coadjoint tune`.")
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ..errors import ConfigError, InputError, one_line, real
 from ..objectives.batch import Batch
+from .asked import find_asked_rows
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
-from .cutting import Part, count_copies, cut_into_pieces, refuse_overlap
+from .cutting import Part, count_copies, cut_for_prediction, cut_into_pieces, refuse_overlap
 from .denoising import draw_noise, noisy_copies
 from .description import (
-    READING_OPTIONS,
+    PREDICTION_OPTIONS,
     ColumnNames,
     Description,
     JsonDict,
@@ -25,6 +26,7 @@ from .description import (
     SampleDescription,
 )
 from .files import read
+from .files.kept import read_columns
 from .files.packed import table_stem
 from .files.sheet import Options, Sheet, quote_names
 from .judging import JudgedCollection
@@ -35,6 +37,7 @@ from .preparation import (
     choose_readout,
     column_names,
     encode_labels,
+    fill_for_prediction,
     fill_gaps,
     kind_of,
     labels_in,
@@ -285,7 +288,14 @@ class Data(JudgedCollection):
         return data
 
     @staticmethod
-    def for_prediction(description: JsonDict, path: PathLike, **reading: Any) -> Prediction:
+    def for_prediction(
+        description: JsonDict,
+        path: PathLike,
+        *,
+        keep: ColumnNames | bool = None,
+        whole: bool = False,
+        **reading: Any,
+    ) -> Prediction:
         """Read new sequences for a network whose data had this description.
 
         Columns are matched by name.
@@ -293,24 +303,27 @@ class Data(JudgedCollection):
         Args:
             description: The description, by `describe`.
             path: The file.
-            **reading: Options that differ in this file: sep, decimal, thousands, header, missing,
-                irregular, max_bytes.
+            keep: Columns of the file to copy beside the predictions; True for all.
+            whole: Read each sequence as a whole where the network was trained on windows with one
+                target each.
+            **reading: Options that differ in this file: id, time, sep, decimal, thousands, header,
+                missing, irregular, max_bytes.
         """
         d = Description.of(description)
-        unknown = set(reading) - READING_OPTIONS - {"max_bytes"}
+        known = PREDICTION_OPTIONS
+        unknown = set(reading) - known
         if unknown:
             raise InputError(
                 f"unknown reading options {quote_names(sorted(unknown))}; "
-                f"known: {', '.join(sorted(READING_OPTIONS))}, max_bytes."
+                f"known: {', '.join(sorted(known))}."
             )
-        how = d.reading | reading
+        how = {"id": d.columns["id"], "time": d.columns["time"], **d.reading, **reading}
         irregular = how.pop("irregular", "refuse")
         missing = how.get("missing", "refuse")
+        check_choice("irregular", irregular, ("refuse", "allow"))
         if d.sample_shape is not None:
-            refuse_options_of_time(missing=missing, irregular=irregular)
+            refuse_options_of_time(time=how["time"], missing=missing, irregular=irregular)
         options = Options(
-            id=d.columns["id"],
-            time=d.columns["time"],
             target=tuple(d.targets),
             features=tuple(d.features),
             kind="next",  # the file needs no targets; those it has are not taken for features
@@ -319,10 +332,14 @@ class Data(JudgedCollection):
             **how,
         )
         sheet = match_features(read(path, options), d)
-        # "predict" is no kind of task: unlike those, it asks for no target and no next row.
-        sheet = fill_gaps(sheet, "predict", d.at, missing, irregular)
-        cut = cut_into_pieces(sheet, "predict", d.at, d.window, missing="refuse")
-        return Prediction(d, Path(path), cut, inputs_of(cut.sheet, d))
+        filled, kept = fill_for_prediction(sheet, missing, irregular)
+        cut = cut_for_prediction(filled, d.at, None if whole else d.window)
+        asked = find_asked_rows(sheet, kept, cut, d.at)
+        prediction = Prediction(d, Path(path), cut, inputs_of(cut.sheet, d, ""), asked)
+        if keep is None or keep is False:
+            return prediction
+        names = None if keep is True else column_names(keep)
+        return prediction.with_columns(read_columns(path, options, names))
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         """Return training batch number `step`, with class weights or noise if there are any."""

@@ -119,6 +119,7 @@ def sheet_of_arrays(
         has_names=False,
         notes=notes,
         shape=shape,
+        has_ids="ids" in arrays,
         layout=f"{name} {list(given)}: {SAMPLE_AXES.get(len(given), 'samples first')}",
     )
     return refuse_bad_values(sheet, options, problems)

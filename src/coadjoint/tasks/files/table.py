@@ -15,6 +15,10 @@ from .source import LoadedFile
 from .wide import name_rows, sheet_of_wide
 
 USUAL_NAMES = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
+OTHERWISE_CALLED = (
+    "with the {0}, as the training file has: pass --{0} NAME if it is called otherwise, --{0} '' "
+    "if there is none"
+)
 KIND_ADVICE = "Pass --kind classify if they are classes, --kind regress if they are quantities."
 
 
@@ -55,7 +59,7 @@ def assign_roles(names: Sequence[str], options: Options, problems: Problems) -> 
             "column its own name."
         )
     notes: list[str] = []
-    of_flag = options.advise("for --{}", "with the {}, as the training file has")
+    of_flag = options.advise("for --{0}", OTHERWISE_CALLED)
     id = find_column("id", options.id, names, problems, notes, of_flag)
     time = find_column("time", options.time, names, problems, notes, of_flag)
     targets = find_targets(names, options, problems, notes)
@@ -191,9 +195,9 @@ def check_features(
             role = "target"
         elif name == roles.id:
             role = "id"
+        advice = options.advise("Leave it out of --features.", f"Pass another --{role}.")
         problems.add(
-            f"{problems.path}: column '{one_line(name)}' is both the {role} and an input. Leave it "
-            "out of --features."
+            f"{problems.path}: column '{one_line(name)}' is both the {role} and an input. {advice}"
         )
     if unused:
         notes.append(f"columns left out: {quote_names(unused)}")
@@ -222,7 +226,10 @@ def sheet_from_columns(
     if options.rows == "samples":
         shape = (len(roles.features),)
         starts = np.arange(len(columns.lines))
-        advice = "sequences of rows need a recurrent network (--cell)"
+        advice = options.advise(
+            "Give each its own id; sequences of rows need a recurrent network (--cell).",
+            "Give each its own id, or pass --id '' to leave the column out.",
+        )
         ids = name_rows(roles.id, columns, problems, where, "sample", advice)
     elif roles.id:
         starts, ids = split_by_id(roles.id, columns, problems, where)
@@ -255,8 +262,17 @@ def sheet_from_columns(
         notes=tuple(notes),
         columns=role_columns,
         shape=shape,
+        rows=number_rows(columns.lines),
     )
     return refuse_bad_values(sheet, options, problems)
+
+
+def number_rows(lines: np.ndarray) -> np.ndarray:
+    """The number of each row in its file, from 0, in whatever order the rows are now.
+
+    lines: the line of each. Blank lines and line breaks within cells do not count.
+    """
+    return np.unique(lines, return_inverse=True)[1].reshape(-1)
 
 
 def split_by_id(

@@ -173,13 +173,17 @@ def sheet_of_wide(
 
     first = roles.features[0]
     last = roles.features[-1]
+    advice = options.advise(
+        "Give each its own id; a long table needs no --wide.",
+        "Give each its own id, or pass --id '' to leave the column out.",
+    )
     sheet = Sheet(
         source.path,
         source.sha256,
         (FEATURE,),
         values[kept][:, None],
         lengths,
-        name_rows(roles.id, columns, problems, where, "sequence", "a long table needs no --wide"),
+        name_rows(roles.id, columns, problems, where, "sequence", advice),
         where_in_row,
         np.arange(len(sequence)),
         targets=roles.targets,
@@ -203,7 +207,8 @@ def name_rows(
 ) -> list[str]:
     """The name of each row: its id, which no other row has, or its number from 0.
 
-    column: the name of the id column, or ""; unit: what a row is; advice: what else the ids need.
+    column: the name of the id column, or "". unit: what a row is. advice: what to do about an id
+    that appears again.
     """
     if not column:
         return list(map(str, range(len(columns.lines))))
@@ -216,7 +221,7 @@ def name_rows(
         elif name in seen:
             problems.add(
                 f"{place}: id '{one_line(name)}' appears again, but each row is a {unit} of its "
-                f"own. Give each its own id; {advice}.",
+                f"own. {advice}",
                 "again",
             )
         seen.add(name)
