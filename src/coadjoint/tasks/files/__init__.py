@@ -2,7 +2,11 @@
 
 source   opening, reading and decoding a file
 sheet    Options, Problems, and the Sheet that a file is read into
+dates    dates and times as people write them
 parsing  cells as numbers and times
+columns  Roles and TableColumns: the columns of a table
+ordering the rows of a table by sequence and time
+words    columns of words among the features
 table    the roles of columns, and a long table as sequences
 text     .csv .tsv .txt: rows, and a table
 parquet  .parquet .pq: rows, and a table

@@ -15,6 +15,7 @@ from typing import NoReturn
 import numpy as np
 
 from ...errors import ConfigError, DataError, one_line
+from .dates import ORDERS, months_of
 
 MISSING = ("refuse", "drop", "ffill", "mask")
 KINDS = ("classify", "regress", "next")
@@ -35,7 +36,8 @@ def quote_names(names: Sequence[object], limit: int = 12) -> str:
 class Options:
     """How files are read.
 
-    id, time     a column; None looks for one called id, or time or timestamp; "" means none
+    id, time     a column; None looks for one called id, or for one called time or timestamp, or
+                 date, datetime or ds if it holds dates; "" means none
     target       columns; None looks for target, label or class
     features     columns; None takes every column without another role
     kind         "classify", "regress" or "next"; None decides by the labels, if they are words
@@ -43,6 +45,9 @@ class Options:
                  leaves no choice
     sep, decimal, thousands, header
                  the format of a text table; sep None is a tab for .tsv and a comma otherwise
+    dates        "day-first" or "month-first", if dates are written as 01/02/2024; None asks the
+                 column
+    categorical  columns of words that are features; ("auto",) takes every column of words
     missing      "refuse", "drop", "ffill" or "mask"
     rows         what a row of a table, or the first axis of an array, counts: "steps" of
                  sequences, or "samples" without time
@@ -61,6 +66,8 @@ class Options:
     decimal: str = "."
     thousands: str = ""
     header: bool = True
+    dates: str | None = None
+    categorical: tuple[str, ...] = ()
     missing: str = "refuse"
     max_bytes: int = 4 << 30
     rows: str = "steps"
@@ -84,6 +91,7 @@ class Options:
                 groups_digits and self.thousands != self.decimal,
                 "one of , . ' or a space, and not the decimal separator",
             ),
+            ("dates", self.dates in (None, *ORDERS), " or ".join(ORDERS)),
             ("max-bytes", positive, "a positive whole number"),
             ("rows", self.rows in ROWS, " or ".join(ROWS)),
         )
@@ -164,7 +172,9 @@ class Sheet:
     y_per     "step": y has N entries; "sequence": n entries
     time      [N] int64 or float64, and `stamps` as they are written, or None
     lines     [N] the line of the file for each row; `where(line, column)` puts it in words
-    columns   the columns that were taken as "id" and "time"; "stamps" if times are dates
+    columns   the columns that were taken as "id" and "time"; "stamps" if times are dates, and
+              "dates" if those have their day or their month first
+    categories  {feature: its words}: u holds their numbers, from 0
     shape     of a sample without time, C first: (C,), or (C, height, width) for an image; None if
               the rows are steps in time
     """
@@ -186,6 +196,7 @@ class Sheet:
     columns: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
+    categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def unit(self) -> str:
@@ -243,16 +254,23 @@ class Sheet:
         rows = np.flatnonzero(inside)
         if not len(rows):
             return None
-        steps = (self.time[rows] - self.time[rows - 1]).astype(np.float64)
+        has_dates = bool(self.columns.get("stamps"))
+        time = self.time
+        months = months_of(time) if has_dates else None
+        if months is not None:  # even in months, if not in days
+            time = months
+        steps = (time[rows] - time[rows - 1]).astype(np.float64)
         usual = float(np.median(steps))
         # A difference of two large times is only as exact as the times are.
-        rounding = 8 * np.finfo(np.float64).eps * float(np.abs(self.time.astype(np.float64)).max())
+        rounding = 8 * np.finfo(np.float64).eps * float(np.abs(time.astype(np.float64)).max())
         odd = np.flatnonzero(np.abs(steps - usual) > 0.01 * usual + rounding)
         if not len(odd):
             return None
-        has_dates = bool(self.columns.get("stamps"))
         second = 1e6 if has_dates else 1.0  # dates are in microseconds
         unit = " s" if has_dates else ""
+        if months is not None:
+            second = 1.0
+            unit = " months"
         first = odd[0]
         return (
             f"{self.place(rows[first], self.columns['time'])}: the time step is "
