@@ -23,6 +23,13 @@ from .description import (
     PathLike,
     SampleDescription,
 )
+from .encoding import (
+    align_categories,
+    check_encoding_options,
+    measure_encodings,
+    notes_on_encodings,
+    refuse_unfit_words,
+)
 from .files import read
 from .files.sheet import Options, Sheet, quote_names
 from .prediction import Prediction
@@ -120,6 +127,9 @@ class Data(Collection):
         standardise: bool = True,
         missing: str = "refuse",
         irregular: str = "refuse",
+        categorical: ColumnNames = None,
+        gaps: bool = False,
+        dates: str | None = None,
         overlap: str = "refuse",
         sep: str | None = None,
         decimal: str = ".",
@@ -141,6 +151,9 @@ class Data(Collection):
         missing       "refuse" missing values, "drop" their rows, "ffill" them with the row before,
                       or "mask" them: zero, and another input is 1 there
         irregular     "refuse" or "allow" unequal time steps
+        categorical   features that hold words, or "auto" for every one that does: an input for each
+                      word
+        gaps          whether the time since the row before is an input; allows unequal time steps
         overlap       "refuse" or "allow" sequences that are in two files
         dtype         "float32" or "float64"
         rows          "steps" of sequences; or "samples", for a network without time: a row of a
@@ -157,6 +170,10 @@ class Data(Collection):
         check_choice("overlap", overlap, ("refuse", "allow"))
         check_choice("dtype", dtype, ("float32", "float64"))
         check_window(window, kind)
+        categorical = column_names(categorical) or ()
+        check_encoding_options(categorical, gaps, kind, rows)
+        if gaps:
+            irregular = "allow"
         if rows == "samples":
             refuse_options_of_time(
                 time=time, at=at, window=window, kind=kind, missing=missing, irregular=irregular
@@ -170,6 +187,7 @@ class Data(Collection):
             "decimal": decimal,
             "thousands": thousands,
             "header": header,
+            "dates": dates,
             "missing": missing,
         }
         target = column_names(target)
@@ -177,10 +195,21 @@ class Data(Collection):
         # To reconstruct, as to predict the next step, no target is read.
         reads = "next" if kind == "reconstruct" and rows == "samples" else kind
         options = Options(
-            id, time, target, features, reads, at, max_bytes=max_bytes, rows=rows, **reading
+            id,
+            time,
+            target,
+            features,
+            reads,
+            at,
+            max_bytes=max_bytes,
+            rows=rows,
+            categorical=categorical,
+            **reading,
         )
-        sheets = read_all(paths, options)
+        sheets = align_categories(read_all(paths, options))
         first = sheets["train"]
+        reading["dates"] = first.columns.get("dates", dates)  # as the column tells
+        refuse_unfit_words(first, reads, categorical)
         if kind is None:
             kind = kind_of(first)
         labels: list[str] = []
@@ -210,6 +239,7 @@ class Data(Collection):
             parts = {name: Part(cut, list(range(len(cut.pieces)))) for name, cut in cuts.items()}
         scale = measure_scale(first, parts["train"], kind, at, standardise)
         notes += notes_on_constants(scale.constant, first)
+        encodings = measure_encodings(parts["train"], standardise, gaps)
         files = {}
         for name, path in paths.items():
             if path is not None:
@@ -231,11 +261,14 @@ class Data(Collection):
             dtype=dtype,
             reading={**reading, "irregular": irregular},
             files=files,
+            **encodings._asdict(),
         )
         arrange: Callable[[Part, np.ndarray, Description], Sequences | Samples] = sequences_of
         if first.shape is not None:
             description = SampleDescription(**vars(description), shape=list(first.shape))
             arrange = samples_of
+        for cut in cuts.values():
+            notes += notes_on_encodings(cut.sheet, description)
         inputs = {name: inputs_of(cut.sheet, description) for name, cut in cuts.items()}
         sets = {}
         for name, part in parts.items():
@@ -256,8 +289,8 @@ class Data(Collection):
         Args:
             description: The description, by `describe`.
             path: The file.
-            **reading: Options that differ in this file: sep, decimal, thousands, header, missing,
-                irregular, max_bytes.
+            **reading: Options that differ in this file: sep, decimal, thousands, header, dates,
+                missing, irregular, max_bytes.
         """
         d = Description.of(description)
         unknown = set(reading) - READING_OPTIONS - {"max_bytes"}
@@ -279,6 +312,7 @@ class Data(Collection):
             kind="next",  # the file needs no targets; those it has are not taken for features
             rows="steps" if d.sample_shape is None else "samples",
             use="predict",
+            categorical=tuple(d.categories),
             **how,
         )
         sheet = match_features(read(path, options), d)

@@ -14,6 +14,7 @@ from ..errors import InputError, NumericalError, escape_undecodable, one_line
 from ..objectives.batch import Batch
 from .cutting import PreparedSheet
 from .description import Description
+from .encoding import notes_on_encodings
 from .scaling import arrange_samples
 from .task import LARGEST_BATCH, Samples, Sequences, steps_for_entries
 
@@ -33,7 +34,8 @@ class Prediction:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was chosen or left out when the file was read."""
-        return self.cut.sheet.notes + self.cut.notes
+        of_words = notes_on_encodings(self.cut.sheet, self.description)
+        return (*self.cut.sheet.notes, *self.cut.notes, *of_words)
 
     @property
     def ids(self) -> list[str]:
@@ -94,7 +96,7 @@ class Prediction:
         d = self.description
         predicted = d.targets
         if d.kind == "next":
-            predicted = d.features
+            predicted = d.numeric
         elif d.kind == "reconstruct":
             predicted = entry_names(d)
         names = ["id"]

@@ -57,6 +57,8 @@ def options_like(first: Sheet, options: Options) -> Options:
         time=first.columns["time"],
         target=first.targets,
         features=first.features,
+        categorical=tuple(first.categories),
+        dates=first.columns.get("dates", options.dates),
     )
 
 
@@ -209,10 +211,23 @@ def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
     why = "the target changes within sequences"
     if is_constant_within:
         why = "there is one sequence"
+    if looks_like_samples(sheet):
+        raise DataError(
+            f"{sheet.path} has neither an id nor a time column, so its {len(sheet.u):,} rows are "
+            "one sequence. If each row is a sample of its own, pass --chain 64x2, a network "
+            "without time. If rows are steps in time, pass --at every to predict the target at "
+            "each of them, or --kind next to predict the next row."
+        )
     raise DataError(
         f"{sheet.path}: {why}. Pass --at every to predict it at each row, --at last to predict "
         "that of the last row."
     )
+
+
+def looks_like_samples(sheet: Sheet) -> bool:
+    """Tell whether the rows of a table may be samples: nothing says that they are steps in time."""
+    has_role = any(sheet.columns.get(role) for role in ("id", "time"))
+    return sheet.has_names and sheet.shape is None and not has_role and len(sheet.lengths) == 1
 
 
 def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:

@@ -203,6 +203,11 @@ class Sheet:
         """What the sheet holds n of, for messages: "sequence" or "sample"."""
         return "sequence" if self.shape is None else "sample"
 
+    @property
+    def has_dates(self) -> bool:
+        """Whether times are dates, in microseconds since 1970."""
+        return bool(self.columns.get("stamps"))
+
     @cached_property
     def starts(self) -> np.ndarray:
         """The first row of each sequence, [n]."""
@@ -254,9 +259,8 @@ class Sheet:
         rows = np.flatnonzero(inside)
         if not len(rows):
             return None
-        has_dates = bool(self.columns.get("stamps"))
         time = self.time
-        months = months_of(time) if has_dates else None
+        months = months_of(time) if self.has_dates else None
         if months is not None:  # even in months, if not in days
             time = months
         steps = (time[rows] - time[rows - 1]).astype(np.float64)
@@ -266,8 +270,8 @@ class Sheet:
         odd = np.flatnonzero(np.abs(steps - usual) > 0.01 * usual + rounding)
         if not len(odd):
             return None
-        second = 1e6 if has_dates else 1.0  # dates are in microseconds
-        unit = " s" if has_dates else ""
+        second = 1e6 if self.has_dates else 1.0  # dates are in microseconds
+        unit = " s" if self.has_dates else ""
         if months is not None:
             second = 1.0
             unit = " months"

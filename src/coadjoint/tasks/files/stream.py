@@ -106,7 +106,9 @@ class File:
         self.dtype = dtype
         self.name = "stream" if self.path == "-" else Path(self.path).name.split(".")[0]
         self.source = open_rows(self.path, self.options)
-        self.roles = assign_roles(self.source.names, self.options, Problems(self.source.path))
+        source = self.source
+        problems = Problems(source.path)
+        self.roles = assign_roles(source.names, self.options, problems, source.holds_dates)
         self.index = {name: k for k, name in enumerate(self.source.names)}
         self.notes = list(self.roles.notes)
         self.rows = iter(self.source)

@@ -362,20 +362,22 @@ def refuse_if_kind_unclear(
     Labels that are all words make a classification.
     """
     for name, cells in labels.items():
-        number = None
-        word = None
-        for cell in dict.fromkeys(cells):
-            if is_number(cell, options):
-                number = cell if number is None else number
-            elif cell:
-                word = cell if word is None else word
-        if number is None and word is not None:
+        different = [cell for cell in dict.fromkeys(cells) if cell]
+        numbers = [cell for cell in different if is_number(cell, options)]
+        words = [cell for cell in different if not is_number(cell, options)]
+        if words and not numbers:
             continue
         content = "nothing"
-        if number is not None:
-            content = f'numbers ("{one_line(number)}")'
-            if word is not None:
-                content += f' and words ("{one_line(word)}")'
+        if numbers:
+            content = f"{len(numbers):,} different numbers ({list_some(numbers)})"
+        if numbers and words:
+            content = f'numbers ("{one_line(numbers[0])}") and words ("{one_line(words[0])}")'
         problems.add(
             f"{problems.path} column '{one_line(name)}': the target holds {content}. {KIND_ADVICE}"
         )
+
+
+def list_some(numbers: list[str]) -> str:
+    """The first few numbers of a column: "0, 1, 2, ..."."""
+    few = ", ".join(map(one_line, numbers[:CELLS_LISTED]))
+    return few + (", ..." if len(numbers) > CELLS_LISTED else "")
