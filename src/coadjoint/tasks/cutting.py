@@ -229,6 +229,8 @@ def split_pieces(
         advice = "--split 1,0,0, or --window to cut one long sequence into pieces"
         if cut.sheet.shape is not None:
             advice = "or --split 1,0,0"
+        elif cut.sheet.may_hold_samples:
+            advice += "; if each row is a sample of its own, pass --chain 64x2"
         raise DataError(
             f"{cut.sheet.path} has {n} {cut.sheet.unit}{'s' * (n != 1)}, too few to split into "
             f"{sets} sets. Pass --valid and --test files, {advice}."

@@ -42,6 +42,7 @@ from .preparation import (
     kind_of,
     labels_in,
     match_features,
+    notes_on_single_rows,
     read_all,
 )
 from .scaling import features_with_gaps, inputs_of, measure_scale, samples_of, sequences_of
@@ -224,7 +225,7 @@ class Data(Collection):
             cuts[name] = cut_into_pieces(filled, kind, at, window, missing)
         if overlap == "refuse":
             refuse_overlap(cuts)
-        notes = list(first.notes)
+        notes = [*first.notes, *notes_on_single_rows(first)]
         for name, cut in cuts.items():
             notes += cut.sheet.notes[len(sheets[name].notes) :]  # on gaps that were dealt with
             notes += cut.notes

@@ -166,7 +166,12 @@ def read_parquet(source: LoadedFile, options: Options, problems: Problems) -> Sh
             continue
         advice = f"Cast the column{options.advise(', or leave it out with --features', '')}."
         if kind in ("words", "time") and name not in (roles.id, roles.time):
-            advice = advise_on_words(name, file.holds_dates(name), roles, options)
+            holds = "dates" if file.holds_dates(name) else "words"
+            usable = []
+            for other in roles.features:
+                if file.kind(other) in kinds_for(other, roles, options):
+                    usable.append(other)
+            advice = advise_on_words(name, holds, usable, roles, options)
         problems.add(
             f"{source.path} column '{one_line(name)}': type {one_line(arrow_type, 80)} cannot be "
             f"used here; expected {', '.join(expected)}. {advice}"

@@ -21,6 +21,7 @@ MISSING = ("refuse", "drop", "ffill", "mask")
 KINDS = ("classify", "regress", "next")
 ROWS = ("steps", "samples")
 CELLS_LISTED = 5  # problems listed for one column
+DAY = 86_400e6  # microseconds
 LINES_LISTED = 20  # problems listed for one file
 
 
@@ -204,6 +205,13 @@ class Sheet:
         return "sequence" if self.shape is None else "sample"
 
     @property
+    def may_hold_samples(self) -> bool:
+        """Whether nothing in a table says that its rows are steps in time, and not samples."""
+        has_role = any(self.columns.get(role) for role in ("id", "time"))
+        is_one_sequence = self.shape is None and len(self.lengths) == 1
+        return is_one_sequence and self.has_names and not has_role
+
+    @property
     def has_dates(self) -> bool:
         """Whether times are dates, in microseconds since 1970."""
         return bool(self.columns.get("stamps"))
@@ -270,15 +278,17 @@ class Sheet:
         odd = np.flatnonzero(np.abs(steps - usual) > 0.01 * usual + rounding)
         if not len(odd):
             return None
-        second = 1e6 if self.has_dates else 1.0  # dates are in microseconds
-        unit = " s" if self.has_dates else ""
+        size, unit = 1.0, ""
         if months is not None:
-            second = 1.0
             unit = " months"
+        elif self.has_dates and usual >= DAY:
+            size, unit = DAY, " d"
+        elif self.has_dates:
+            size, unit = 1e6, " s"  # dates are in microseconds
         first = odd[0]
         return (
             f"{self.place(rows[first], self.columns['time'])}: the time step is "
-            f"{steps[first] / second:g}{unit} and the usual one is {usual / second:g}{unit} "
+            f"{steps[first] / size:g}{unit} and the usual one is {usual / size:g}{unit} "
             f"({len(odd)} of {len(steps)} steps differ). Resample to a regular step{otherwise}."
         )
 

@@ -261,11 +261,14 @@ def read_columns(
         if columns.stamps is not None:
             columns.stamps += map(str.strip, cells[index[roles.time]])
         lines.append(np.array(block_lines, np.int64))
+    of_words = {name for name, survey in surveys.items() if survey.is_of_words}
+    usable = [name for name in roles.features if name not in of_words]
     for name, of_cells in complaints.items():
         survey = surveys[name]
-        if survey.is_of_words:  # one complaint about the column says more than one for each cell
+        if name in of_words:  # one complaint about the column says more than one for each cell
             place = f"{rows.place(survey.first[0])} column '{one_line(name)}'"
-            of_cells = [f"{place}: {complain_of_words(name, survey, roles, options)}"]
+            complaint = complain_of_words(name, survey, usable, roles, options)
+            of_cells = [f"{place}: {complaint}"]
             wrong_cells[name] = 1
         for complaint in of_cells[:CELLS_LISTED]:
             problems.add(complaint, ("cells", name))

@@ -12,9 +12,10 @@ from ...errors import one_line
 from .columns import Roles
 from .dates import is_date
 from .parsing import MISSING_TEXTS, TRUTH, is_text, parse_all_at_once
-from .sheet import CELLS_LISTED, Options, Problems, quote_names
+from .sheet import Options, Problems, quote_names
 
 FEW_WORDS = 20  # that a column may hold however short it is
+FEATURES_LISTED = 10
 WORDS_KEPT = 100_000  # of a column, to tell words that recur from those that do not
 WHOLE_REAL = re.compile(r"([+-]?\d+)\.0+", re.ASCII)
 
@@ -111,33 +112,52 @@ def check_categorical(roles: Roles, options: Options, problems: Problems) -> Rol
     return replace(roles, categorical=options.categorical)
 
 
-def complain_of_words(name: str, survey: Survey, roles: Roles, options: Options) -> str:
-    """The one complaint about a column of words that was to hold numbers."""
+def complain_of_words(
+    name: str, survey: Survey, others: Sequence[str], roles: Roles, options: Options
+) -> str:
+    """The one complaint about a column of words that was to hold numbers.
+
+    others: the features that do hold numbers.
+    """
     example = survey.first[1]
     total = survey.text_cells + survey.other_cells
-    holds = "dates" if is_date(example) else "words, not numbers"
+    holds = "words, not numbers"
+    kind = "words"
+    if is_date(example):
+        holds = "dates"
+        kind = "dates"
+    elif survey.is_of_names:
+        holds = "words, most of them different"
+        kind = "names"
     return (
         f'{survey.text_cells:,} of {total:,} cells hold {holds}, such as "{one_line(example)}". '
-        f"{advise_on_words(name, is_date(example), roles, options)}"
+        f"{advise_on_words(name, kind, others, roles, options)}"
     )
 
 
-def advise_on_words(name: str, are_dates: bool, roles: Roles, options: Options) -> str:
-    """What to do about a column that holds words, or dates, where numbers are expected."""
+def advise_on_words(
+    name: str, kind: str, others: Sequence[str], roles: Roles, options: Options
+) -> str:
+    """What to do about a column that holds words, where numbers are expected.
+
+    kind: "words"; "dates"; or "names", which hardly recur. others: the features that do hold
+    numbers.
+    """
     if name in roles.targets:
         return "Pass --kind classify if they are classes."
     if options.use == "predict":
         return "The model was trained on numbers in this column."
     flag_name = shell_word(name)
     ways = []
-    if are_dates and options.rows == "steps" and not roles.time:
+    if kind == "dates" and options.rows == "steps" and not roles.time:
         ways.append(f"--time {flag_name} if they order the rows")
-    elif not are_dates:
+    if kind == "words":
         ways.append(f"--categorical {flag_name} to use them as inputs")
-    if not are_dates and options.rows == "steps" and not roles.id:
+    if kind == "words" and options.rows == "steps" and not roles.id:
         ways.append(f"--id {flag_name} if they name the sequences")
-    others = [shell_word(other) for other in roles.features if other != name]
-    listed = ",".join(others[:CELLS_LISTED]) + (",..." if len(others) > CELLS_LISTED else "")
+    listed = ",".join(map(shell_word, others[:FEATURES_LISTED]))
+    if len(others) > FEATURES_LISTED:
+        listed += ",..."
     ways.append(f"--features {listed or 'a,b'} to leave the column out")
     return f"Pass {', or '.join(ways)}."
 
