@@ -236,7 +236,7 @@ def test_uneven_steps_are_noticed(tmp_path):
         Options(kind="next"),
     )
     assert "e.csv:4" in r.describe_uneven_step()
-    assert "172800 s" in r.describe_uneven_step()
+    assert "is 2 d and" in r.describe_uneven_step()
     r = read(
         put(tmp_path, "f.csv", "time,a\n" + "".join(f"{k * 0.1:.17g},1\n" for k in range(50))),
         Options(kind="next"),
