@@ -20,6 +20,16 @@ JsonDict = dict[str, Any]  # values of plain JSON types
 SAMPLE_KINDS = ("classify", "regress", "reconstruct")  # of samples without time
 MOST_AXES = 7  # of a sample without time
 READING_OPTIONS = {"sep", "decimal", "thousands", "header", "dates", "missing", "irregular"}
+# What may differ in a file to predict from: where its columns are, and how it is read.
+PREDICTION_OPTIONS = READING_OPTIONS | {"id", "time", "max_bytes"}
+WIDE_OPTIONS = {"wide", "steps"}  # of a wide table: that it is one, and the columns of its steps
+KINDS_OF_READING = {
+    "header": bool,
+    "sep": str | None,
+    "dates": str | None,
+    "wide": bool,
+    "steps": list,
+}
 Gap = dict[str, float]  # usual, mean, std and dates (0 or 1): see `encoding`
 
 
@@ -44,7 +54,7 @@ class Description:
     columns: dict[str, str]
     window: int | None
     dtype: str
-    reading: JsonDict  # the READING_OPTIONS
+    reading: JsonDict  # the READING_OPTIONS, and of a wide table the WIDE_OPTIONS
     files: dict[str, dict[str, str]] = field(default_factory=dict)
     categories: dict[str, list[str]] = field(default_factory=dict)  # the words of such features
     # The share of each word in training; of one more that stands for all other words, if they
@@ -177,10 +187,14 @@ class Description:
         yield "window", self.window is None or (type(self.window) is int and self.window > 0)
         yield "dtype", self.dtype in ("float32", "float64")
         yield from self.check_encodings()
-        yield "reading", isinstance(self.reading, dict) and set(self.reading) <= READING_OPTIONS
+        yield (
+            "reading",
+            isinstance(self.reading, dict) and set(self.reading) <= READING_OPTIONS | WIDE_OPTIONS,
+        )
         for name, value in self.reading.items():
-            kinds = {"header": bool, "sep": str | None, "dates": str | None}.get(name, str)
+            kinds = KINDS_OF_READING.get(name, str)
             yield f"reading.{name}", isinstance(value, kinds)
+        yield "reading.steps", are_different_words(self.reading.get("steps", []))
 
     def check_encodings(self) -> Iterator[tuple[str, bool]]:
         """Yield each field on words and gaps and whether it is valid, as `check_fields` does."""

@@ -24,7 +24,7 @@ from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_
 from .run_folder import RunFolder
 from .step import StepEvaluator, StepResult
 from .storage import Checkpoint
-from .validation import collect_examples, collect_pictures
+from .validation import collect_findings
 from .watch import Watch
 
 Metrics = dict[str, dict[str, float]]  # by split, then by name
@@ -364,11 +364,6 @@ class Training:
         distances = None
         if self.plan.recipe.direction != "steepest":
             distances = summarise_distances(self.distance_rows())
-        examples: list[Row] = []
-        pictures: JsonObject | None = None
-        if metrics:
-            examples = collect_examples(self.net, self.task, self.plan.seed)
-            pictures = collect_pictures(self.net, self.task, self.plan.seed)
         result: JsonObject = {
             "status": status,
             "step": self.step,
@@ -387,10 +382,10 @@ class Training:
             "skipped": progress.skipped,
             "metrics": metrics or {},
             "parameters": sum(p.numel() for p in self.net.parameters()),
-            "examples": examples,
+            "examples": [],
         }
-        if pictures is not None:
-            result["pictures"] = pictures
+        if metrics:
+            result |= collect_findings(self.net, self.task, self.plan.seed)
         return result
 
     def distance_rows(self) -> Iterable[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +13,12 @@ import numpy as np
 from ...errors import DataError, MissingError, error_text, one_line
 from .columns import Roles, TableColumns
 from .dates import is_date
+from .index import ARROW_INDEX, ARROW_NOTE, is_asked_for
 from .parsing import EXACT_BELOW, explain_inexact, or_without_column, parse_times
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, open_file, refuse_if_too_large
 from .table import AUTO, KIND_ADVICE, assign_roles, sheet_from_columns
+from .wide import choose_steps
 from .words import Survey, advise_on_words, choose_categorical
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ class ParquetRows:
     """
 
     has_names = True
+    format = "Parquet"
 
     def __init__(self, path: str, file: IO[bytes]) -> None:
         self.path = path
@@ -74,12 +78,15 @@ class ParquetRows:
         """The error to raise for an error of pyarrow; where: the place after the file's name."""
         return DataError(
             f"{self.path}{where} is incomplete or damaged: {error_text(error, 160)}. Write the "
-            "Parquet file again."
+            f"{self.format} file again."
         )
 
     def read_columns(self, names: list[str]) -> dict[str, Arrow]:
         """Whole columns, as arrays of pyarrow."""
-        table = self.file.read(columns=names)
+        return self.checked_columns(self.file.read(columns=names), names)
+
+    def checked_columns(self, table: Arrow, names: list[str]) -> dict[str, Arrow]:
+        """Columns of a table of pyarrow, as arrays whose values can be read."""
         # A damaged file can hold offsets that lead out of memory. Both what was read and what
         # combine_chunks made of it are checked before values are read.
         table.validate(full=True)
@@ -141,7 +148,7 @@ def import_pyarrow() -> Arrow:
         import pyarrow.parquet  # type: ignore[import-untyped]
     except ImportError:
         raise MissingError(
-            "reading Parquet needs pyarrow: pip install 'coadjoint[data]'."
+            "reading Parquet and Arrow files needs pyarrow: pip install 'coadjoint[data]'."
         ) from None
     return pyarrow
 
@@ -149,7 +156,22 @@ def import_pyarrow() -> Arrow:
 def read_parquet(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read a table of numbers, words (plain or dictionary) and times; other types are refused."""
     file = ParquetRows(source.path, io.BytesIO(source.data))
-    roles = assign_roles(file.names, options, problems, file.holds_dates)
+    return read_typed(file, source, options, problems)
+
+
+def read_typed(
+    file: ParquetRows, source: LoadedFile, options: Options, problems: Problems
+) -> Sheet:
+    """The sequences of a table with typed columns."""
+    names = file.names
+    is_index_left_out = ARROW_INDEX in names and not is_asked_for(ARROW_INDEX, options)
+    if is_index_left_out:
+        names = [name for name in names if name != ARROW_INDEX]
+    roles = assign_roles(names, options, problems, file.holds_dates)
+    if is_index_left_out:
+        roles = replace(roles, notes=(ARROW_NOTE, *roles.notes))
+    if options.wide:
+        roles = choose_steps(roles, options, problems)
     if options.categorical == AUTO:
         roles = choose_categorical(roles, file.survey_columns(roles.features, options))
     # Each column once, in this order; "" stands for none.

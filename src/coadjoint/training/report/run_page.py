@@ -6,7 +6,10 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
+from ..metric_names import split_metric
+from .baseline_table import baseline_tables
 from .curves import json_numbers, thinned_indices
+from .data_section import data_sections
 from .diagnosis_page import read_diagnosis
 from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
 from .picture_figure import picture_figures
@@ -32,10 +35,11 @@ def run_page(folder: Path) -> Page:
         "method": describe_method(run),
         "network": describe_settings(run.config.get("network")),
         "optimiser": describe_settings(run.config.get("optimiser")),
+        "figures": describe_weights(run.result),
         "seed": clean(run.environment.get("seed", "")),
         "started": clean(run.environment.get("started") or ""),
     }
-    tables = [*final_tables(run), held_out_table(run)]
+    tables = [*final_tables(run), *baseline_tables(run), held_out_table(run)]
     pictures = picture_figures(run)
     sections = [
         PageSection("training", "Training", figures=figures.training(), tables=tables),
@@ -43,6 +47,7 @@ def run_page(folder: Path) -> Page:
         PageSection(
             "examples", "Example predictions", "", pictures, [example_table(run, bool(pictures))]
         ),
+        *data_sections(folder, run.faults),
         PageSection("setup", "Setup", tables=setup_tables(run), pairs=True),
         again_section(run, folder),
     ]
@@ -129,7 +134,7 @@ def cards(run: RunRecord) -> dict[str, str]:
         "time": duration(result.get("seconds") or last_seconds),
         **metric_cards(run),
         "parameters": short_number(result.get("parameters")),
-        "best step": short_number(result.get("best_step")),
+        f"best step, by {chosen_by(result)}": short_number(result.get("best_step")),
         f"decay of the costates, {run.words.decay_ratio}, first → last": first_and_last(
             run, "decay"
         ),
@@ -140,14 +145,17 @@ def cards(run: RunRecord) -> dict[str, str]:
 
 
 def metric_cards(run: RunRecord) -> dict[str, str]:
-    """The final metrics on the test set, the metric of the goal first.
+    """The final metrics on the test set, the metric of the goal first; that on "valid", too.
 
     Without a test set, those on every split.
     """
     headline = parse_goal(run.result.get("goal"))[0] or run.result.get("metric")
     splits = as_mapping(run.result.get("metrics"))
-    if as_mapping(splits.get("test")):
-        splits = {"test": splits["test"]}
+    test = as_mapping(splits.get("test"))
+    if test:
+        valid = as_mapping(splits.get("valid"))
+        of_valid = {name: value for name, value in valid.items() if name == headline}
+        splits = {"valid": of_valid, "test": test}
     final = []
     for split, metrics in splits.items():
         for name, value in as_mapping(metrics).items():
@@ -155,8 +163,28 @@ def metric_cards(run: RunRecord) -> dict[str, str]:
     final.sort(key=lambda metric: metric[0] != headline)
     texts = {}
     for name, split, value in final[:MAX_METRIC_CARDS]:
-        texts[f"{_metric_name(run, name)} ({clean(split)})"] = short_number(value)
+        texts[f"{clean(split)} {_metric_name(run, name)}"] = short_number(value)
     return texts
+
+
+def chosen_by(result: Row) -> str:
+    """The split and the metric that chose the best step: "valid accuracy"."""
+    split = "valid" if as_mapping(result.get("metrics")).get("valid") else "test"
+    metric = result.get("selected_by") or result.get("metric")
+    return clean(split_metric(split, metric) if isinstance(metric, str) else split)
+
+
+def describe_weights(result: Row) -> str:
+    """The step that the final figures belong to: "at the best step (22), by valid accuracy".
+
+    "" for a run without final figures.
+    """
+    if not as_mapping(result.get("metrics")):
+        return ""
+    best = short_number(result.get("best_step"))
+    if best != NO_VALUE:
+        return f"at the best step ({best}), by {chosen_by(result)}"
+    return f"at the last step ({short_number(result.get('step'))})"
 
 
 def _metric_name(run: RunRecord, metric: str) -> str:
@@ -181,7 +209,8 @@ def final_tables(run: RunRecord) -> list[Table]:
     for name in names:
         values = [short_number(metrics.get(name)) for metrics in splits.values()]
         rows.append([_metric_name(run, name), *values])
-    return [make_table("Final values", ["metric", *splits], rows, "", text=(0,))]
+    caption = f"Final values, {describe_weights(run.result)}"
+    return [make_table(caption, ["metric", *splits], rows, "", text=(0,))]
 
 
 def first_and_last(run: RunRecord, key: str) -> str:
@@ -232,10 +261,20 @@ def example_table(run: RunRecord, is_drawn: bool) -> Table:
     none = "No examples were recorded."
     text = range(MAX_EXAMPLE_KEYS)
     heads = ["correct" if key == "right" else key for key in keys]
-    caption = f"Held-out {run.words.units}"
+    caption = example_caption(run)
     if is_drawn:
         caption += " as text"
     return make_table(caption, heads, rows, none, text, most=50, folded=is_drawn)
+
+
+def example_caption(run: RunRecord) -> str:
+    """What the examples are: "Sequences of the test set"; of a run that does not say, held-out."""
+    splits = as_mapping(run.result.get("metrics"))
+    units = run.words.units
+    for split, name in (("test", "test"), ("valid", "validation"), ("train", "training")):
+        if split in splits:
+            return f"{units[:1].upper()}{units[1:]} of the {name} set"
+    return f"Held-out {units}"
 
 
 def _mark(value: object) -> object:
