@@ -10,16 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import ConfigError, DataError, one_line
+from .columns import Roles, TableColumns
 from .sheet import Options, Problems, Sheet, quote_names, refuse_bad_values
 from .source import LoadedFile
-
-if TYPE_CHECKING:
-    from .table import Roles, TableColumns
 
 FEATURE = "value"  # the one feature of a wide table
 WIDE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".arrow", ".feather")
