@@ -379,6 +379,17 @@ class RunFolder:
             model = storage.pack_model(dict(run.net.state_dict()), run.model_description())
             replace(self.path / "model.safetensors", model)
 
+    def write_held_out(self, outputs: JsonObject | None) -> None:
+        """Write held_out.json; without outputs, remove one of other weights."""
+        if self.path is None:
+            return
+        path = self.path / "held_out.json"
+        if outputs is not None:
+            replace(path, dumps(outputs, separators=(",", ":")))
+        else:
+            with storage_errors(path):
+                path.unlink(missing_ok=True)
+
     def write_environment(self, run: Run) -> None:
         """Write environment.json."""
         assert self.path is not None
