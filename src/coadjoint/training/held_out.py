@@ -187,19 +187,19 @@ def measure_errors(true: np.ndarray, predicted: np.ndarray) -> list[JsonObject]:
     mae, rmse    the mean absolute error, and the root of the mean squared error
     r2           1 - sum of squared errors / sum of squared deviations of the targets from their
                  mean; None if the targets are all equal
-    bias         the mean of prediction - target
+    mean         the mean of target - prediction
     """
     rows: list[JsonObject] = []
     for k in range(true.shape[1]):
         known = np.isfinite(true[:, k]) & np.isfinite(predicted[:, k])
-        error = predicted[known, k] - true[known, k]
+        error = true[known, k] - predicted[known, k]
         row: JsonObject = {"count": len(error)}
         if len(error):
             spread = np.square(true[known, k] - true[known, k].mean()).sum()
             row |= {
                 "mae": float(np.abs(error).mean()),
                 "rmse": float(np.sqrt(np.square(error).mean())),
-                "bias": float(error.mean()),
+                "mean": float(error.mean()),
                 "r2": float(1 - np.square(error).sum() / spread) if spread else None,
             }
         rows.append(row)

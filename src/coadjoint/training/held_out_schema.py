@@ -24,7 +24,7 @@ class OutputErrors(Schema):
     count: Count
     mae: NonNegative | None = None
     rmse: NonNegative | None = None
-    bias: Finite | None = None
+    mean: Finite | None = None
     r2: Finite | None = None
 
 

@@ -6,10 +6,12 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
+from .answers import read_answers
 from .curves import json_numbers, thinned_indices
 from .diagnosis_page import read_diagnosis
 from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
 from .picture_figure import picture_figures
+from .prediction_section import prediction_cards, prediction_section
 from .read import RunRecord, as_mapping, as_mappings, describe_outcome, read_run
 from .run_again import again_section
 from .run_figures import RunFigures
@@ -37,8 +39,10 @@ def run_page(folder: Path) -> Page:
     }
     tables = [*final_tables(run), held_out_table(run)]
     pictures = picture_figures(run)
+    answers = read_answers(folder, run.faults)
     sections = [
         PageSection("training", "Training", figures=figures.training(), tables=tables),
+        *prediction_section(answers, run.words.unit),
         PageSection("inside", "Inside the gradient", run.words.lead, figures.inside()),
         PageSection(
             "examples", "Example predictions", "", pictures, [example_table(run, bool(pictures))]
@@ -47,7 +51,7 @@ def run_page(folder: Path) -> Page:
         again_section(run, folder),
     ]
     if diagnosis is not None:
-        sections.insert(2, diagnosis.section)  # after the inside of the gradient
+        sections.insert(-3, diagnosis.section)  # after the inside of the gradient
     return Page(
         kind="run",
         name=clean(name),
@@ -55,7 +59,7 @@ def run_page(folder: Path) -> Page:
         outcome=describe_outcome(run.result, run.last_step),
         facts={key: value for key, value in facts.items() if value},
         notices=run.faults,
-        cards=cards(run),
+        cards=cards(run, prediction_cards(answers)),
         sections=sections,
         clock=clock_data(run),
     )
@@ -116,10 +120,11 @@ def clock_data(run: RunRecord) -> Row | None:
     }
 
 
-def cards(run: RunRecord) -> dict[str, str]:
+def cards(run: RunRecord, of_predictions: dict[str, str]) -> dict[str, str]:
     """The key figures of a run, {name: text}, without those that are missing.
 
-    A run without a result has its steps and its time from what was recorded last.
+    of_predictions: those that were computed from its held-out predictions. A run without a result
+    has its steps and its time from what was recorded last.
     """
     result = run.result
     clock = run.store.curve("clock", "seconds").values
@@ -128,6 +133,7 @@ def cards(run: RunRecord) -> dict[str, str]:
         "steps": short_number(result.get("step") or run.last_step),
         "time": duration(result.get("seconds") or last_seconds),
         **metric_cards(run),
+        **of_predictions,
         "parameters": short_number(result.get("parameters")),
         "best step": short_number(result.get("best_step")),
         f"decay of the costates, {run.words.decay_ratio}, first → last": first_and_last(
