@@ -76,10 +76,13 @@ class DataSection(Section):
         None, description="validation data; split off from the training data by default"
     )
     test: str | None = Field(
-        None, description="test data; split off from the training data by default"
+        None,
+        description="test data; split off from the training data if --valid is not given either",
     )
-    split: tuple[UnitFloat, UnitFloat, UnitFloat] | None = Field(
-        None, description="train,valid,test: share of the sequences for each"
+    split: tuple[UnitFloat, UnitFloat, UnitFloat] | tuple[UnitFloat, UnitFloat] | None = Field(
+        None,
+        description="train,valid,test: share of the training data for each (0.8,0.1,0.1 by "
+        "default); beside --test: train,valid (0.8,0.2)",
     )
     kind: Literal["classify", "regress", "next", "reconstruct"] | None = Field(
         None,
@@ -108,6 +111,15 @@ class DataSection(Section):
     )
     overlap: Literal["refuse", "allow"] | None = Field(
         None, description="how to handle sequences that appear in more than one file"
+    )
+    metrics: str | list[str] | None = Field(
+        None,
+        description="metrics to report besides the default ones: auc,log-loss for classes, mape "
+        "for numbers",
+    )
+    class_weight: str | None = Field(
+        None,
+        description="weights of the classes in the loss of training: balanced, or a=2,b=1",
     )
     sep: str | None = Field(None, description="column separator of a text table")
     decimal: str | None = Field(None, description="decimal separator of a text table")
@@ -308,6 +320,11 @@ class TrainingSection(Section):
     probes: PositiveInt = Field(32, description="sequences whose costates each validation records")
     patience: PositiveInt | None = Field(
         None, description="stop after this many validations without improvement"
+    )
+    select: str | None = Field(
+        None,
+        description="held-out metric that chooses the best weights and that --patience waits for: "
+        "loss, or a metric of the task (default: accuracy, mse, ...)",
     )
     stop_on_success: bool = Field(True, description="stop once the task's goal is reached")
     nonfinite: Literal["stop", "skip", "dump"] = Field(

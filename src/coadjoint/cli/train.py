@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from ..errors import ConfigError, MissingError, escape_controls
-from ..training.metric_names import goal_label, metric_label
+from ..training.metric_names import goal_label, split_metric
 from . import build
 from . import flags as setting_flags
 from .compare import run_comparison
@@ -83,12 +83,12 @@ def print_outcome(result: Result, task: Task) -> None:
     if result.skipped:
         print(f"{result.skipped} of {result.step} steps were not finite and were skipped")
     if result.best_step is None:
-        print(f"last, at step {result.step:,}:")
+        print(f"at the last step ({result.step:,}):")
     else:
         # the split that chose: see Watch
         split = "valid" if "valid" in task.splits else "test"
-        metric = metric_label(task.metric)
-        print_escaped(f"best, at step {result.best_step:,}, by {metric} on {split}:")
+        metric = split_metric(split, result.selected_by or task.metric)
+        print_escaped(f"at the best step ({result.best_step:,}), by {metric}:")
     for split, metrics in result.metrics.items():
         print_escaped(f"{split}: {format_figures(metrics)}")
     if is_standardised(task):
@@ -247,7 +247,7 @@ def resume(
         values = setting_flags.to_plain_dict(config)
         values["training"]["steps"] = steps
         config = setting_flags.resolve(None, values)
-    job = build.build(config, storage.read_outline(run))
+    job = build.build(config, storage.read_outline(run), has_begun=True)
     ended = final_status(run, job.arguments["steps"])
     if ended is not None:
         if not (run / "report.html").exists():
@@ -272,7 +272,8 @@ def replay(run: Path = RUN) -> None:
     replays = storage.list_checkpoints(run, "replay")  # oldest first
     if not replays:
         raise StorageError(f"{run} has nothing to replay: no step was rejected.")
-    job = build.build(setting_flags.read_run_config(run), storage.read_outline(run, "replay"))
+    config = setting_flags.read_run_config(run)
+    job = build.build(config, storage.read_outline(run, "replay"), has_begun=True)
     saved = storage.load(replays[-1])
     arguments = {**job.arguments, "nonfinite": "stop"}  # raise the error, whatever the run did
     try:

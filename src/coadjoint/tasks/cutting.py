@@ -187,12 +187,15 @@ def refuse_overlap(cuts: dict[str, PreparedSheet]) -> None:
 
 
 def count_copies(parts: dict[str, Part]) -> int:
-    """Return how many held-out pieces have the inputs of a training piece."""
+    """Return how many pieces that were split off have the inputs of a training piece.
+
+    Held-out files are left to `refuse_overlap`.
+    """
     train = parts["train"]
     trained = {hash_inputs(train.cut, i) for i in train.chosen}
     copies = 0
     for split, part in parts.items():
-        if split != "train":
+        if split != "train" and part.cut is train.cut:
             copies += sum(hash_inputs(part.cut, i) in trained for i in part.chosen)
     return copies
 
@@ -229,9 +232,12 @@ def split_pieces(
         advice = "--split 1,0,0, or --window to cut one long sequence into pieces"
         if cut.sheet.shape is not None:
             advice = "or --split 1,0,0"
+        wanted = "--valid and --test files"
+        if sets == 2:
+            wanted = "a --valid file" if valid else "a --test file"
         raise DataError(
             f"{cut.sheet.path} has {n} {cut.sheet.unit}{'s' * (n != 1)}, too few to split into "
-            f"{sets} sets. Pass --valid and --test files, {advice}."
+            f"{sets} sets. Pass {wanted}, {advice}."
         )
     valid_end = n - test
     units_of = {
@@ -255,8 +261,8 @@ def check_split(split: Sequence[float]) -> None:
     are_shares = len(split) == 3 and all(isinstance(s, int | float) and 0 <= s <= 1 for s in split)
     if not are_shares or abs(sum(split) - 1) > 1e-9 or split[0] == 0:
         raise ConfigError(
-            "--split must be three shares (train, valid, test) that add up to 1; "
-            f"got {list(split)}."
+            "--split must be three shares (train, valid, test) that add up to 1, or two beside a "
+            f"--test or --valid file; got {list(split)}."
         )
 
 

@@ -54,7 +54,7 @@ class Training:
         self.evaluator = StepEvaluator(net, task, plan, self.progress)
         self.watch = Watch(net, task, plan, self.progress, self.log, self.say)
         # A display may take over the terminal: nothing is refused any more once it is there.
-        self.display = make_display(plan.display, task.name, plan.steps, task.metric)
+        self.display = make_display(plan.display, task.name, plan.steps, self.watch.metric)
         torch.manual_seed(plan.seed)
 
     # one step
@@ -333,6 +333,7 @@ class Training:
             skipped=progress.skipped,
             work=progress.work,
             metrics=metrics,
+            selected_by=self.watch.selected_by,
             row_source=self.logged_rows(),
             folder=self.folder.path,
         )
@@ -386,6 +387,7 @@ class Training:
             "distance": distances,
             "goal": str(self.task.goal) if self.task.goal else None,
             "metric": self.task.metric,
+            "selected_by": self.watch.selected_by,
             "best_step": progress.best_step,
             "skipped": progress.skipped,
             "metrics": metrics or {},

@@ -41,6 +41,7 @@ def evaluate(
     check_kind("task", task, Task, "one of co.tasks")
     totals: dict[str, tuple[float, float]] = {}  # of each metric: its sum, and the weight of that
     count = 0
+    tally = task.tally()  # of metrics that are no means over entries
     with torch.no_grad(), evaluation_mode(net):
         for drawn in task.held_out(split, seed, draw, n):
             batch = net.move_batch(drawn)
@@ -52,10 +53,12 @@ def evaluate(
             for name, (total, weight) in {"loss": loss, **task.score(run.a, batch)}.items():
                 total_before, weight_before = totals.get(name, (0.0, 0.0))
                 totals[name] = (total_before + total, weight_before + weight)
+            if tally is not None:
+                tally.add(*task.counted_entries(run.a, batch))
     values: dict[str, float] = {"sequences": count}
     for name, (total, weight) in totals.items():
         values[name] = total / weight if weight else math.nan
-    return values
+    return values if tally is None else values | tally.values()
 
 
 def run_examples(net: Net, task: Task, seed: int, k: int) -> tuple[Batch, NetRun, Tensor] | None:
