@@ -161,10 +161,18 @@ def test_the_command_on_the_page_of_a_finished_run_works(tmp_path, monkeypatch):
     assert CliRunner().invoke(app, train.split()).exit_code == 0
     text = page_of(tmp_path / "runs/load-1").text
     command = "resume runs/load-1 --steps 4"
-    assert f"(from the folder in which that command was run) coadjoint {command}" in text
+    place = "from the folder in which that command was run; from another one, name the run folder"
+    assert f"({place} by its whole path) coadjoint {command}" in text
     assert CliRunner().invoke(app, [*command.split(), "-q"]).exit_code == 0
     result = json.loads((tmp_path / "runs/load-1/result.json").read_text())
     assert result["step"] == 4
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    elsewhere = ["resume", str(tmp_path / "runs/load-1"), "--steps", "5"]
+    done = CliRunner().invoke(app, elsewhere)
+    assert done.exit_code == 0
+    assert f"load.csv is not here: changing to {tmp_path}" in done.output.replace("\n", "")
+    assert json.loads((tmp_path / "runs/load-1/result.json").read_text())["step"] == 5
 
 
 def test_a_spectral_radius_that_was_not_recorded_is_left_out(tmp_path):

@@ -17,6 +17,7 @@ step               batches, gradients and clipping of one step
 watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
 held_out           what the best weights predict for held-out data, for the page
+layer_names        the layers of a chain in words
 pictures           held-out images and reconstructions, for the page
 progress           the memory of a run, and the Result that `train` returns
 stream_means       means over a stream

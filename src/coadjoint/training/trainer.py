@@ -19,6 +19,7 @@ from . import json_rows, schemas
 from .display import make_display
 from .held_out import collect_held_out
 from .json_types import JsonObject, Row
+from .layer_names import name_layers
 from .matching import refuse_if_mismatched
 from .plan import TrainingPlan
 from .progress import Progress, Result, summarise_distances
@@ -394,6 +395,9 @@ class Training:
             "parameters": sum(p.numel() for p in self.net.parameters()),
             "examples": examples,
         }
+        layers = name_layers(self.net)
+        if layers:
+            result["layers"] = layers
         if pictures is not None:
             result["pictures"] = pictures
         return result

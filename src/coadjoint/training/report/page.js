@@ -55,6 +55,9 @@
     return `about ${duration(clock.seconds[k - 1] + share * (clock.seconds[k] - clock.seconds[k - 1]))}`;
   };
 
+  // What a layer is, if the figure knows.
+  const named = (figure, layer) => (figure.names && figure.names[layer] ? ` (${figure.names[layer]})` : "");
+
   // A text of at most `room` pixels: a longer one loses its end, and tells all of it when pointed at.
   const fitted = (node, words, room) => {
     node.textContent = words;
@@ -184,7 +187,7 @@
     if (!seen.length) return null;
     const head = (step) => {
       const when = figure.clock ? seconds(step) : null;
-      return figure.stamps ? stamp(step) : `${figure.x.replace("training ", "")} ${show(step, 6)}${when ? ` · ${when}` : ""}`;
+      return figure.stamps ? stamp(step) : `${figure.x.replace("training ", "")} ${show(step, 6)}${named(figure, step)}${when ? ` · ${when}` : ""}`;
     };
     if (many && figure.rows) {
       const points = seen.flatMap((s) => s.x.map((step, k) => ({ s, step, v: s.y[k], px: x.at(step), py: s.y[k] === null ? NaN : y.at(s.y[k]) }))).filter((p) => p.v !== null);
@@ -348,7 +351,7 @@
         return {
           x: (x.at(ex[i]) + x.at(ex[i + 1])) / 2, y: (y.at(ey[j]) + y.at(ey[j + 1])) / 2,
           frame: [x.at(ex[i]), y.at(ey[j + 1]), x.at(ex[i + 1]) - x.at(ex[i]), y.at(ey[j]) - y.at(ey[j + 1])],
-          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · ${figure.axis || "t ="} ${show(t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? figure.blank || "zero or not finite" : show(v)]],
+          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · ${figure.axis || "t ="} ${show(t[i])}${named(figure, t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? figure.blank || "zero or not finite" : show(v)]],
         };
       },
     };

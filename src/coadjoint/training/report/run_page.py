@@ -16,6 +16,7 @@ from .read import RunRecord, as_mapping, as_mappings, describe_outcome, read_run
 from .run_again import again_section
 from .run_figures import RunFigures
 from .text import NO_VALUE, Row, clean, duration, parse_goal, short_number, shown_metric
+from .wording import list_layers
 
 MAX_METRIC_CARDS = 6
 MAX_TABLE_STEPS = 40
@@ -43,7 +44,7 @@ def run_page(folder: Path) -> Page:
     sections = [
         PageSection("training", "Training", figures=figures.training(), tables=tables),
         *prediction_section(answers, run.words.unit),
-        PageSection("inside", "Inside the gradient", run.words.lead, figures.inside()),
+        PageSection("inside", "Inside the gradient", describe_inside(run), figures.inside()),
         PageSection(
             "examples", "Example predictions", "", pictures, [example_table(run, bool(pictures))]
         ),
@@ -63,6 +64,11 @@ def run_page(folder: Path) -> Page:
         sections=sections,
         clock=clock_data(run),
     )
+
+
+def describe_inside(run: RunRecord) -> str:
+    """What costates are, and of a chain the kinds of its layers."""
+    return f"{run.words.lead} {list_layers(run.layers)}".rstrip()
 
 
 def describe_method(run: RunRecord) -> str:
