@@ -19,7 +19,7 @@ MOST_ACROSS = 70  # characters of all columns; with more, their labels stand upr
 SHADES = 9
 FOLDED_ROWS = 15  # a longer table is folded
 SHADING = "The darker a cell, the larger its share of the row. Blue: right; orange: wrong."
-SHORTENED = "Labels are shortened: point at one to read it."
+SHORTENED = "Labels are shortened; the table of classes has them in full."
 LEAST_CUT = 8  # characters that all labels share and that are cut
 
 
@@ -159,12 +159,17 @@ def short_labels(labels: Sequence[str], most: int = SHORT_LABEL) -> list[str]:
 
 
 def count_shared(texts: Sequence[str]) -> int:
-    """How many characters all texts begin with: the first and last in their order tell."""
+    """How many characters all texts begin with, up to the end of a word.
+
+    The first and the last of them in their order tell.
+    """
     first = min(texts)
     last = max(texts)
     shared = 0
     while shared < len(first) and first[shared] == last[shared]:
         shared += 1
+    while 0 < shared < len(last) and first[shared - 1].isalnum():  # not within a word
+        shared -= 1
     return shared
 
 
