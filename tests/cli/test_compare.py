@@ -227,7 +227,7 @@ def test_a_run_that_fails_is_a_row_of_its_task(several):
     assert status["xor-plain-seed-0"] in ("finished", "success")
     assert status["addition-wild-seed-0"] == "failed"
     heads, rows = tables(found)["addition, 20 steps"]
-    assert heads[-1] == "accuracy (within 0.2)"
+    assert heads[-1] == "test accuracy (within 0.2)"
     assert [row[:2] for row in rows][1] == ["wild", "0 of 1, 1 failed"]
     text = summary.markdown(folder)
     assert "| name | xor | addition |" in text

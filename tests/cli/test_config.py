@@ -144,8 +144,9 @@ FLAGS = [
     (
         "data",
         "split",
-        ".5,.5",
-        "--split: must be three values, each a number from 0 to 1; got [0.5, 0.5].",
+        ".5",
+        "--split: must be three values, each a number from 0 to 1 or two values, each a number "
+        "from 0 to 1; got 0.5.",
     ),
 ]
 

@@ -245,7 +245,7 @@ def test_held_out_files_must_match_and_share_nothing(tmp_path):
     data = Data.read(train, valid=valid, test=test)
     assert [len(data.sets[s]) for s in data.sets] == [9, 9, 9]
     assert data.describe()["files"]["valid"]["name"] == "valid.csv"
-    assert Data.read(train, test=test).splits == ("test",)
+    assert Data.read(train, test=test, split=(1, 0)).splits == ("test",)
     with refused(["train.csv (test)", "train.csv (train)", "same bytes"]):
         Data.read(train, test=train)
     with refused(["same bytes"]):

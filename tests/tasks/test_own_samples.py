@@ -151,8 +151,8 @@ class TestTables:
         train = put(tmp_path, "train.csv", table(20, seed=0)[1])
         test = put(tmp_path, "test.csv", table(9, seed=1)[1])
         data = read(train, test=test)
-        assert data.splits == ("test",)
-        assert [len(data.sets[s]) for s in ("train", "test")] == [20, 9]
+        assert data.splits == ("valid", "test")
+        assert [len(data.sets[s]) for s in ("train", "valid", "test")] == [16, 4, 9]
         again = put(tmp_path, "again.csv", table(20, seed=0)[1] + "1,2,up\n")
         check_refusal(lambda: read(train, test=again), "20 of its samples are in the train file")
 

@@ -168,7 +168,7 @@ def test_balanced_accuracy_precision_and_recall():
 def test_the_page_of_a_classifier(tmp_path):
     page = page_of(write_answers(tmp_path, classes()))
     for words in (
-        "balanced accuracy (test)",
+        "test balanced accuracy",
         "Confusion matrix, test predicted class true class class 0 class 1 class 2 class 3 recall",
         "Classes, test class precision recall F1 support predicted class 0",
         "Surest mistakes, test id true class prediction probability bird",

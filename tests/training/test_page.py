@@ -326,7 +326,7 @@ def tip(browser, figure):
 @pytest.mark.parametrize(
     ("page", "figure", "words"),
     [
-        ("run", "loss", ("step ", " s", "training", "loss (test)")),
+        ("run", "loss", ("step ", " s", "training", "test loss")),
         ("run", "norms", ("step ", "W", "b_o")),
         ("run", "costates", ("step ", "t = ", "log₁₀ ‖λₜ‖")),
         ("chain", "costates", ("step ", "layer ", "log₁₀ ‖λᵢ‖")),
@@ -402,7 +402,7 @@ def test_a_value_of_another_step_names_its_step(browser, pages):
     browser.mouse("mouseMoved", *place(browser, "loss", 0.6))
     step = int(re.search(r"step ([\d,]+)", tip(browser, "loss"))[1].replace(",", ""))
     at = round(step / 100) * 100
-    assert step % 100 == 0 or f"loss (test) at {at:,}" in tip(browser, "loss").replace("\n", " ")
+    assert step % 100 == 0 or f"test loss at {at:,}" in tip(browser, "loss").replace("\n", " ")
 
 
 def test_touch_shows_values_and_a_touch_elsewhere_puts_them_away(browser, pages):

@@ -64,7 +64,7 @@ def test_goals_are_said_in_words(goal, parsed):
 
 def test_right_is_no_label(tmp_path):
     text = page_of(write_run(tmp_path / "one", **SMALL)).text
-    assert "Held-out accuracy" in text
+    assert "Test accuracy" in text
     assert "target prediction correct note" in text
     assert " right " not in text
     assert " right" not in page_of(write_tasks(tmp_path / "several")).text
@@ -74,9 +74,10 @@ def test_the_page_of_a_regression_shows_the_test_set_and_the_unit_of_the_loss(tm
     page = page_of(write_regression(tmp_path))
     for words in (
         "load.csv, regress, target load · gru, 8 units",
-        "mse (test) 42.5",
-        "mae (test) 7.25",
-        "loss, standardised units (test) 2.125",
+        "valid mse 41.5",
+        "test mse 42.5",
+        "test mae 7.25",
+        "test loss, standardised units 2.125",
         "metric train valid test loss, standardised units 0.125 1.125 2.125 mse 40.5 41.5 42.5",
         "in standardised units: the targets have mean 0 and standard deviation 1",
     ):

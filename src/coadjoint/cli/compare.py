@@ -163,8 +163,11 @@ def print_comparison(found: KeyValues) -> None:
     """Print the tables of a comparison, one per task; found: the content of compare.json."""
     from ..training.report.comparison import TERMINAL, Comparison
 
-    tables = Comparison.of(found).tables(TERMINAL)
-    for task, (heads, rows) in tables.items():
-        if len(tables) > 1:
-            print_escaped(f"\n{task}\n")
-        print_table(heads, rows)
+    tasks = Comparison.of(found).tasks
+    for task in tasks:
+        if len(tasks) > 1:
+            print_escaped(f"\n{task.name}\n")
+        print_table(*task.table(TERMINAL))
+        note = task.ranking_note(TERMINAL.label)
+        if note:
+            print_escaped(note)

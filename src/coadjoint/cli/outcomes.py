@@ -76,10 +76,13 @@ def share_done(run: Path) -> float:
 def record_outcome(run: Path, entry: KeyValues, metric: str) -> None:
     """Put the outcome of a run, with its value of the metric, into its entry of compare.json.
 
-    run: the folder of the run. What the entry said of an earlier outcome is replaced.
+    run: the folder of the run. What the entry said of an earlier outcome is replaced. The metric is
+    that of the validation set; only of a task that has none, that of the test set. "split" says
+    which, and "test" is the value on a test set that is not used for ranking.
     """
     entry.setdefault("error", None)  # or what the process of the run wrote to stderr
     entry.update(status="waiting", success=False, steps=None, seconds=None, work=None, metric=None)
+    entry.update(split=None, test=None)
     try:
         result = read_result(run)
     except StorageError as error:
@@ -91,16 +94,24 @@ def record_outcome(run: Path, entry: KeyValues, metric: str) -> None:
     success = bool(result["success"])
     prefix = "success_" if success else ""
     metrics = result.get("metrics", {})
-    final = metrics.get("test", metrics.get("valid", {}))  # a task may lack either split
-    value = final.get(metric)
+    split = "valid" if "valid" in metrics else "test"  # a task may lack either
     entry["status"] = result["status"]
     entry["success"] = success
     entry["steps"] = result[f"{prefix}step"]
     entry["seconds"] = round(result[f"{prefix}seconds"], 1)
     entry["work"] = result.get(f"{prefix}work")
-    # result.json has the text "NaN" for a metric that is not finite.
-    entry["metric"] = value if isinstance(value, int | float) else None
+    if split in metrics:
+        entry["split"] = split
+        entry["metric"] = finite_metric(metrics[split], metric)
+    if split == "valid" and "test" in metrics:
+        entry["test"] = finite_metric(metrics["test"], metric)
     entry["error"] = result.get("reason") or entry["error"]
+
+
+def finite_metric(values: KeyValues, metric: str) -> float | None:
+    """The value of a metric; None without one: result.json has the text "NaN" for it."""
+    value = values.get(metric)
+    return value if isinstance(value, int | float) else None
 
 
 def describe_end(entry: KeyValues) -> str:

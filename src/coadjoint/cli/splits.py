@@ -37,7 +37,10 @@ def explain_lack_of_validation(config: Config, option: str) -> str:
     """One line: why there is no validation set for an option such as --patience; what to do."""
     data = config.data
     if data.train is None:
-        return f"{option} needs a validation set, and task '{config.task.name}' has none."
+        return (
+            f"{option} needs a validation set, and task '{config.task.name}' has none: leave "
+            f"{option} out."
+        )
     split = "0.8,0.2" if data.test else "0.8,0.1,0.1"
     if data.split is None:
         return (

@@ -104,6 +104,8 @@ class ComparedRun(Schema):
     seconds: NonNegative | None = None
     work: NonNegative | None = None
     metric: Number | None = None
+    split: str | None = None
+    test: Number | None = None
     error: str | None = None
 
 

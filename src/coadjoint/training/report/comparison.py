@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import StorageError
-from ..metric_names import metric_label
+from ..metric_names import is_lower_better, metric_label
 from .curves import Curve
 from .read import as_mapping, as_mappings, read_mapping
 from .text import (
@@ -135,6 +135,53 @@ class TaskRows:
         """Every run, with the number of its row."""
         return [(k, run) for k, row in enumerate(self.rows) for run in row.runs]
 
+    @property
+    def split(self) -> str:
+        """The set that the metric of every run was measured on; "" if they differ or say nothing.
+
+        Comparisons of version 0.8 and before do not say it.
+        """
+        splits = {run.get("split") for run in self.runs if run.get("metric") is not None}
+        only = splits.pop() if len(splits) == 1 else None
+        return only if only in ("valid", "test") else ""
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the rows of the table are ordered by the metric: there is one on "valid"."""
+        return self.split == "valid" and len(self.rows) > 1
+
+    def measure(self, label: Callable[[str], str], metric: str = "") -> str:
+        """The metric with the set it was measured on: "valid accuracy".
+
+        label: a metric in words. metric: its name, by default that of the task.
+        """
+        name = label(metric or self.metric or "metric")
+        if self.split:
+            return f"{self.split} {name}"
+        splits = {run.get("split") for run in self.runs}
+        return f"{name} (valid, or else test)" if {"valid", "test"} <= splits else name
+
+    def ranking_note(self, label: Callable[[str], str]) -> str:
+        """A sentence on the order of the rows; "" if they are not ranked."""
+        if not self.is_ranked:
+            return ""
+        return f"Ranked by {self.measure(label)}, best first; the test set is not used for it."
+
+    def _ranked_rows(self) -> list[MethodRows]:
+        """The rows, if they are ranked by the median of the metric, those without one last."""
+        if not self.is_ranked:
+            return self.rows
+        is_lower = "<=" in self.goal or is_lower_better(self.metric)
+
+        def place(row: MethodRows) -> float:
+            values = finite_values(row.runs, "metric")
+            if not values:
+                return math.inf
+            median = statistics.median(values)
+            return median if is_lower else -median
+
+        return sorted(self.rows, key=place)
+
     def score(self, runs: list[Row]) -> str:
         """The number of successes: "2 of 3, 1 failed"; without a goal, the number that ended."""
         failures = sum(map(has_failed, runs))
@@ -164,8 +211,9 @@ class TaskRows:
         """Heads and rows: success, steps and time to success, and the metric.
 
         Each cell has the median and the range over seeds. If runs had budgets, success is also
-        counted within each budget, and the gradients to success have a column. metric: the name of
-        the metric, by default that of the task.
+        counted within each budget, and the gradients to success have a column. Where the metric is
+        that of a validation set, rows are ranked by it, and the test set has a column of its own.
+        metric: the name of the metric, by default that of the task.
         """
         settings = self._differing_settings() if words.settings else []
         budgets = self._budgets()
@@ -175,8 +223,16 @@ class TaskRows:
         if budgets:
             heads.append("gradients to success")
         heads.append(words.seconds)
-        heads.append(words.metric.format(words.label(metric or self.metric or "metric")))
-        return heads, [self._cells(row, words, settings, budgets) for row in self.rows]
+        heads.append(words.metric.format(self.measure(words.label, metric)))
+        rows = self._ranked_rows()
+        cells = [self._cells(row, words, settings, budgets) for row in rows]
+        if finite_values(self.runs, "test"):
+            name = words.label(metric or self.metric or "metric")
+            heads.append(words.metric.format(f"test {name} (not used for ranking)"))
+            for row, texts in zip(rows, cells, strict=True):
+                tested = finite_values(row.runs, "test")
+                texts.append(words.median_and_range(tested, words.value))
+        return heads, cells
 
     def _differing_settings(self) -> list[str]:
         """The settings in which the rows differ, in the order of their first appearance."""

@@ -16,6 +16,7 @@ from .figures import SEED_MARKS, Dot, LineChart, PageFigure, ValueAxis, dot_figu
 from .page_parts import Cell, Page, PageSection, Table, flatten_settings, make_table
 from .read import as_mapping, folder_within, held_out_curve
 from .text import (
+    NO_VALUE,
     SHARE_METRICS,
     Row,
     clean,
@@ -30,7 +31,10 @@ from .text import (
 MAX_COLOURS = 14  # curves that colours and dashes can tell apart
 MAX_NOTICES = 20
 MAX_CARDS = 12
-OVERVIEW_LEAD = "Runs that succeeded, if the task has a goal, and the median of its metric."
+OVERVIEW_LEAD = (
+    "Runs that succeeded, if the task has a goal, and the median of its metric, on the validation "
+    "set if there is one."
+)
 MEDIAN_LEAD = "Median over the seeds, with the range in brackets where seeds differ."
 SINGLE_LEAD = "One run in each row."
 SUCCESS_LEAD = "Steps and time cover only the runs that succeeded."
@@ -171,7 +175,7 @@ def run_tables(folder: Path, comparison: Comparison) -> list[Table]:
                     "finished, goal not reached" if missed else status,
                     short_number(run.get("steps")),
                     duration(run.get("seconds")),
-                    short_number(run.get("metric")),
+                    final_value(run),
                 ]
             )
             if run.get("error") or status == "failed":
@@ -188,6 +192,13 @@ def run_tables(folder: Path, comparison: Comparison) -> list[Table]:
         ),
         make_table("Every run", heads, rows, "No runs.", most=2000, folded=len(rows) > 12),
     ]
+
+
+def final_value(run: Row) -> str:
+    """The final metric of a run, with the set it was measured on: "0.98 (valid)"."""
+    value = short_number(run.get("metric"))
+    split = run.get("split")
+    return f"{value} ({clean(split)})" if split and value != NO_VALUE else value
 
 
 def link_to_run(folder: Path, run: Row, label: str) -> Cell:
@@ -252,8 +263,11 @@ def task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) -
 def results_lead(task: TaskRows) -> str:
     """What the cells of the table of a task hold."""
     several_seeds = any(len(row.runs) > 1 for row in task.rows)
-    lead = MEDIAN_LEAD if several_seeds else SINGLE_LEAD
-    return f"{lead} {SUCCESS_LEAD}" if task.goal else lead
+    leads = [MEDIAN_LEAD if several_seeds else SINGLE_LEAD]
+    if task.goal:
+        leads.append(SUCCESS_LEAD)
+    leads.append(task.ranking_note(shown_metric))
+    return " ".join(leads).strip()
 
 
 class TaskFigures:
@@ -289,8 +303,14 @@ class TaskFigures:
 
     @property
     def _measure(self) -> str:
-        """The metric in titles and labels."""
-        return shown_metric(self.metric or "metric")
+        """The metric in titles and labels, with the set it was measured on."""
+        return self.task.measure(shown_metric, self.metric)
+
+    @property
+    def _curves_title(self) -> str:
+        """The title of the figure of all runs: "Valid accuracy of every run"."""
+        measure = self._measure if self.task.split else f"held-out {self._measure}"
+        return f"{measure[:1].upper()}{measure[1:]} of every run"
 
     @property
     def _is_crowded(self) -> bool:
@@ -354,7 +374,7 @@ class TaskFigures:
         none = "The run folders hold no held-out values."
         chart = LineChart(
             f"curves{self.task.id_suffix}",
-            f"Held-out {self._measure} of every run",
+            self._curves_title,
             "coloured by row of the table",
             axis,
             [] if self._is_crowded else self.held_out,

@@ -74,7 +74,7 @@ def prediction_cards(answers: Answers | None) -> dict[str, str]:
         return {}
     split = answers.splits[0]
     value = Confusion.of(answers.labels, split).balanced_accuracy
-    return {f"balanced accuracy ({split.name})": short_number(value)}
+    return {f"{split.name} balanced accuracy": short_number(value)}
 
 
 def _counted(answers: Answers) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import CoadjointError, MissingError, StorageError, check_path
 from .. import files, schemas, settings, storage
-from ..metric_names import metric_stem
+from ..metric_names import metric_stem, split_metric
 from .curves import TRAINING_KEYS, ColumnPair, Curve, CurveStore
 from .text import (
     Row,
@@ -26,7 +26,6 @@ from .text import (
     parse_goal,
     plural,
     short_number,
-    shown_metric,
 )
 from .wording import DEPTH_WORDS, TIME_WORDS, PageWords
 
@@ -257,6 +256,17 @@ class RunRecord:
         stems = [metric_stem(key[2]) for key in self.store if key[0] == "held-out"]
         return list(dict.fromkeys(stems))
 
+    def held_out_title(self, stem: str) -> str:
+        """The title of the figure of a metric, with its split: "Valid accuracy".
+
+        "Held-out accuracy" where there are several, as in the figure's legend.
+        """
+        keys = [key for key in self.store if key[0] == "held-out" and metric_stem(key[2]) == stem]
+        splits = dict.fromkeys(key[1] for key in keys)
+        split = next(iter(splits)) if len(splits) == 1 else "held-out"
+        title = clean(split_metric(split or "held-out", stem))
+        return title[:1].upper() + title[1:]
+
     def held_out(self, stem: str) -> list[Curve]:
         """The curves of a metric at every tolerance and on every split.
 
@@ -266,7 +276,8 @@ class RunRecord:
         for key in self.store:
             if key[0] == "held-out" and metric_stem(key[2]) == stem:
                 _, split, metric = key
-                curves.append(self.store.curve(*key, name=f"{shown_metric(metric)} ({split})"))
+                name = clean(split_metric(split, metric))
+                curves.append(self.store.curve(*key, name=name))
         return curves
 
 
@@ -377,10 +388,10 @@ def folder_within(folder: Path, run: Row) -> Path | None:
 
 
 def held_out_curve(path: Path, metric: str, faults: list[str]) -> tuple[str, Curve]:
-    """The name of a metric and its held-out curve in a run, on the test set if there is one.
+    """The name of a metric and its held-out curve in a run, on the validation set if there is one.
 
-    Without a test set the curve is that of the first split that has the metric; if none has, it is
-    empty.
+    Else the curve is that of the test set, or of the first split that has the metric; if none has,
+    it is empty.
 
     path: the run's folder. metric: "" takes the first one that is not the loss. What cannot be read
     adds a sentence to `faults`.
@@ -394,6 +405,7 @@ def held_out_curve(path: Path, metric: str, faults: list[str]) -> tuple[str, Cur
     if not metric and store:
         metric = next((name for _, name in store if name != "loss"), "loss")
     splits = [split for split, name in store if name == metric]
-    if "test" in splits or not splits:
-        return metric, store.curve("test", metric)
-    return metric, store.curve(splits[0], metric)
+    for split in ("valid", "test", *splits):
+        if split in splits:
+            return metric, store.curve(split, metric)
+    return metric, store.curve("test", metric)

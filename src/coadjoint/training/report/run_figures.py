@@ -209,7 +209,7 @@ class RunFigures:
             axis = ValueAxis(label, "auto")
         chart = LineChart(
             f"held-out-{k}",
-            f"Held-out {label}",
+            self.run.held_out_title(stem),
             f"on {self.run.words.units} that are not used for training",
             axis,
             self.run.held_out(stem),

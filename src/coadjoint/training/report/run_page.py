@@ -6,6 +6,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
+from ..metric_names import split_metric
 from .answers import read_answers
 from .curves import json_numbers, thinned_indices
 from .diagnosis_page import read_diagnosis
@@ -35,6 +36,7 @@ def run_page(folder: Path) -> Page:
         "method": describe_method(run),
         "network": describe_settings(run.config.get("network")),
         "optimiser": describe_settings(run.config.get("optimiser")),
+        "figures": describe_weights(run.result),
         "seed": clean(run.environment.get("seed", "")),
         "started": clean(run.environment.get("started") or ""),
     }
@@ -141,7 +143,7 @@ def cards(run: RunRecord, of_predictions: dict[str, str]) -> dict[str, str]:
         **metric_cards(run),
         **of_predictions,
         "parameters": short_number(result.get("parameters")),
-        "best step": short_number(result.get("best_step")),
+        f"best step, by {chosen_by(result)}": short_number(result.get("best_step")),
         f"decay of the costates, {run.words.decay_ratio}, first → last": first_and_last(
             run, "decay"
         ),
@@ -152,14 +154,17 @@ def cards(run: RunRecord, of_predictions: dict[str, str]) -> dict[str, str]:
 
 
 def metric_cards(run: RunRecord) -> dict[str, str]:
-    """The final metrics on the test set, the metric of the goal first.
+    """The final metrics on the test set, the metric of the goal first; that on "valid", too.
 
     Without a test set, those on every split.
     """
     headline = parse_goal(run.result.get("goal"))[0] or run.result.get("metric")
     splits = as_mapping(run.result.get("metrics"))
-    if as_mapping(splits.get("test")):
-        splits = {"test": splits["test"]}
+    test = as_mapping(splits.get("test"))
+    if test:
+        valid = as_mapping(splits.get("valid"))
+        of_valid = {name: value for name, value in valid.items() if name == headline}
+        splits = {"valid": of_valid, "test": test}
     final = []
     for split, metrics in splits.items():
         for name, value in as_mapping(metrics).items():
@@ -167,8 +172,28 @@ def metric_cards(run: RunRecord) -> dict[str, str]:
     final.sort(key=lambda metric: metric[0] != headline)
     texts = {}
     for name, split, value in final[:MAX_METRIC_CARDS]:
-        texts[f"{_metric_name(run, name)} ({clean(split)})"] = short_number(value)
+        texts[f"{clean(split)} {_metric_name(run, name)}"] = short_number(value)
     return texts
+
+
+def chosen_by(result: Row) -> str:
+    """The split and the metric that chose the best step: "valid accuracy"."""
+    split = "valid" if as_mapping(result.get("metrics")).get("valid") else "test"
+    metric = result.get("selected_by") or result.get("metric")
+    return clean(split_metric(split, metric) if isinstance(metric, str) else split)
+
+
+def describe_weights(result: Row) -> str:
+    """The step that the final figures belong to: "at the best step (22), by valid accuracy".
+
+    "" for a run without final figures.
+    """
+    if not as_mapping(result.get("metrics")):
+        return ""
+    best = short_number(result.get("best_step"))
+    if best != NO_VALUE:
+        return f"at the best step ({best}), by {chosen_by(result)}"
+    return f"at the last step ({short_number(result.get('step'))})"
 
 
 def _metric_name(run: RunRecord, metric: str) -> str:
@@ -193,7 +218,8 @@ def final_tables(run: RunRecord) -> list[Table]:
     for name in names:
         values = [short_number(metrics.get(name)) for metrics in splits.values()]
         rows.append([_metric_name(run, name), *values])
-    return [make_table("Final values", ["metric", *splits], rows, "", text=(0,))]
+    caption = f"Final values, {describe_weights(run.result)}"
+    return [make_table(caption, ["metric", *splits], rows, "", text=(0,))]
 
 
 def first_and_last(run: RunRecord, key: str) -> str:
