@@ -74,10 +74,11 @@ def starting_folder(command: str, folder: Path) -> Path | None:
 
     folder: the run folder, as a whole path.
     """
-    parts = PurePath(_written_folder(command, folder.name)).parts
-    if not parts or ".." in parts or folder.parts[-len(parts) :] != parts:
+    written = PurePath(_written_folder(command, folder.name))
+    parts = written.parts
+    if not parts or ".." in parts or written.is_absolute():
         return None
-    return folder.parents[len(parts) - 1]
+    return folder.parents[len(parts) - 1] if folder.parts[-len(parts) :] == parts else None
 
 
 def _written_folder(command: str, name: str) -> str:
