@@ -428,7 +428,7 @@ def test_headers_are_judged_before_memory_is_taken(tmp_path):
 
 
 NPZ = {
-    "no u": ({"x": U}, {}, ["holds x", "u (n, T, C)"]),
+    "no u": ({"z": U}, {}, ["holds z", "u (n, T, C)"]),
     "two dimensions": ({"u": U[0]}, NEXT,
         ["(4, 3)", "sequences first, then steps, then features", "u[:, :, None]"]),
     "no y": ({"u": U}, {}, ["inputs only", "--kind next"]),

@@ -130,7 +130,7 @@ def test_classified_images_are_drawn_with_target_and_prediction(tmp_path):
     assert figure["rows"] == CAPTIONED["rows"]
     assert figure["captions"][0] == {"target": "four", "prediction": "nine", "right": False}
     assert "below each: its target, then the prediction. Black: 0 or less; white: 1" in page.text
-    assert "Held-out samples as text" in page.text
+    assert "Samples of the test set as text" in page.text
 
 
 def test_reconstructions_are_drawn_without_captions(tmp_path):
@@ -151,7 +151,7 @@ def test_scaled_pictures_say_so(tmp_path):
 def test_a_run_without_pictures_has_a_table(tmp_path):
     page = page_of(write_chain(tmp_path))
     assert "pictures" not in page.figures
-    assert "Held-out samples id target prediction correct" in page.text
+    assert "Samples of the test set id target prediction correct" in page.text
 
 
 def harmed(**changes):
@@ -196,7 +196,7 @@ def test_damaged_pictures_are_noted_and_not_drawn(tmp_path, pictures):
     page = page_of(write_chain(tmp_path, pictures=pictures))
     assert "pictures" not in page.figures
     assert "The pictures in result.json are damaged:" in page.text
-    assert "Held-out samples id target" in page.text
+    assert "Samples of the test set id target" in page.text
     assert page.source.count("<script") == 2
 
 

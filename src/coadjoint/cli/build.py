@@ -65,6 +65,8 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     with errors_name_flags():
         set_threads(config.training.threads, chains.widest_layer(config))
     task = task_of(config, has_begun)
+    if not config.training.test_set:
+        hide_test_set(task)
     check_size_settings(config, task)
     if not has_begun:
         config = replace_values(config, data={"split": resolved_split(task)})
@@ -154,6 +156,18 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
         resolved["confirm"] = training.confirm or 10_000
     lr = default_lr(config.optimiser.name, config.optimiser.lr)
     return replace_values(config, network=network, optimiser={"lr": lr}, training=resolved)
+
+
+def hide_test_set(task: Task) -> None:
+    """Take the test set away from a finite task, so that nothing can look at it."""
+    from ..tasks.task import Collection
+
+    if not isinstance(task, Collection):
+        raise ConfigError(
+            "--no-test-set applies to finite data: this task draws new test sequences each time."
+        )
+    task.sets = {name: kept for name, kept in task.sets.items() if name != "test"}
+    task.splits = tuple(split for split in task.splits if split != "test")
 
 
 def steps_per_epoch(task: Task, batch: int) -> int | None:

@@ -278,7 +278,8 @@ def plan_row(
     budget = {key: getattr(config.training, key) for key in BUDGETS}
     entry = {
         "task": task_title(config, task.name),
-        "metric": job.task.metric,
+        # what all rows are ranked by: the metric that chooses their weights, if they have one
+        "metric": base.get("training", {}).get("select") or job.task.metric,
         "goal": str(job.task.goal) if job.task.goal else None,
         "name": row.name,
         "settings": row.shown,

@@ -69,8 +69,8 @@ class DataSection(Section):
 
     train: str | None = Field(
         None,
-        description="training data: .csv, .parquet, .npz, .npy or .ts; for a --chain also a folder "
-        "of images",
+        description="training data: .csv, .csv.gz, .csv.zst, .parquet, .arrow, .npz, .npy or .ts; "
+        "for a --chain also a folder of images",
     )
     valid: str | None = Field(
         None, description="validation data; split off from the training data by default"
@@ -96,6 +96,11 @@ class DataSection(Section):
     target: str | list[str] | None = Field(None, description="column(s) to predict: a,b,c")
     features: str | list[str] | None = Field(
         None, description="input columns: a,b,c (default: all other columns)"
+    )
+    wide: bool | None = Field(
+        None,
+        description="the table has one row per sequence; its columns are the time steps of one "
+        "feature",
     )
     window: PositiveInt | None = Field(
         None, description="cut sequences into windows of this many time steps"
@@ -127,6 +132,23 @@ class DataSection(Section):
     header: bool | None = Field(
         None, description="the first row of a text table holds the column names (default)"
     )
+    max_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = Field(
+        None, description="largest size of a file in bytes, unpacked (default 4 GiB)"
+    )
+
+
+# How a file is read, which may differ between the training file and one to predict from.
+READING_KEYS = (
+    "id",
+    "time",
+    "missing",
+    "irregular",
+    "sep",
+    "decimal",
+    "thousands",
+    "header",
+    "max_bytes",
+)
 
 
 class GradientSection(Section):
@@ -342,6 +364,9 @@ class TrainingSection(Section):
         None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
     tensorboard: bool = Field(False, description="also write TensorBoard logs")
+    test_set: bool = Field(
+        True, description="finite data: score the test set at the end (default), or leave it alone"
+    )
 
 
 class Config(Section):

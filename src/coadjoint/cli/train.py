@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
@@ -13,6 +14,7 @@ from ..errors import ConfigError, MissingError, escape_controls
 from ..training.metric_names import goal_label, split_metric
 from . import build
 from . import flags as setting_flags
+from .baselines import print_baselines
 from .compare import run_comparison
 from .flags import SectionValues, config_from_command, with_setting_flags
 from .online import resume_stream
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
     from ..training.run_folder import RunFolder
 
 STANDARDISED_LOSS = (
-    "loss: of targets scaled to mean 0 and variance 1; mse and mae: in the units of your data"
+    "loss: of targets scaled to mean 0 and variance 1; mse, mae and rmse: in the units of your data"
 )
+WIDEST_SUMMARY = 100  # characters
 Logger = Callable[[dict[str, Any]], None]  # takes a row of metrics.jsonl
 
 
@@ -76,6 +79,7 @@ def run_training(
     page = pages.write(folder)
     if not quiet:
         print_outcome(result, job.task)
+        print_baselines(result, job)
         print_escaped(f"run:    {folder}\nreport: {page}")
 
 
@@ -172,12 +176,13 @@ def train(
     The run folder holds metrics, checkpoints, the model and a report.
     A run that was stopped, or crashed, can be resumed.
     """
+    from ..tasks.files.packed import table_stem
     from ..training.run_folder import RunFolder
 
     if task is not None and Path(task).is_file():
         raise ConfigError(f"{task} is a file, not a built-in task: pass it with --train {task}")
     job = build.build(config_from_command(task, config, flags))
-    place = out or next_free_folder(job.config.task.name or Path(str(job.config.data.train)).stem)
+    place = out or next_free_folder(job.config.task.name or table_stem(str(job.config.data.train)))
     folder = RunFolder(place, settings_writer(job))
     with folder.hold(new=True):
         if not quiet:
@@ -194,9 +199,17 @@ def settings_writer(job: build.Job) -> Callable[[Path], None]:
 
 
 def print_introduction(job: build.Job, folder: Path) -> None:
-    """Print what is about to be trained: notes, network, parameters and the task's baseline."""
+    """Print what is about to be trained: notes, network, parameters and the task's baseline.
+
+    Of the user's own data it is a summary of what was read, which holds the notes on the data.
+    """
+    summary = summarise_data(job.task)
+    if summary:
+        print_escaped(summary)
+    said = getattr(job.task, "notes", ()) if summary else ()
     for note in job.notes:
-        print_escaped(note)
+        if note not in said:
+            print_escaped(note)
     from ..training.display import DECAY, DECAY_OF_LAYERS
 
     parameters = list(job.network.parameters())
@@ -212,6 +225,16 @@ def print_introduction(job: build.Job, folder: Path) -> None:
     print(DECAY if has_time else DECAY_OF_LAYERS)
 
 
+def summarise_data(task: Task) -> str:
+    """What was read from the user's own files, as wide as the terminal; "" for other tasks."""
+    from ..tasks.data import Data
+
+    if not isinstance(task, Data):
+        return ""
+    columns = shutil.get_terminal_size().columns
+    return task.summary(min(columns, WIDEST_SUMMARY))
+
+
 @app.command()
 def resume(
     run: Path = typer.Argument(..., metavar="RUN", help="the folder of a run or a comparison"),
@@ -222,15 +245,33 @@ def resume(
         False, "--fallback", help="use the previous checkpoint if the last one is damaged"
     ),
     jobs: Optional[int] = typer.Option(
-        None, "--jobs", "-j", help="comparison: number of parallel processes"
+        None, "--jobs", "-j", help="comparison, search: number of parallel processes"
+    ),
+    trials: Optional[int] = typer.Option(
+        None, "--trials", help="search: new number of trials in total"
+    ),
+    minutes: Optional[float] = typer.Option(
+        None, "--minutes", help="search: time for what is left"
     ),
     quiet: bool = QUIET,
 ) -> None:
-    """Resume a run or a comparison. The result matches an uninterrupted run bit for bit."""
+    """Resume a run, a comparison or a search.
+
+    The result of a run matches an uninterrupted one bit for bit.
+    """
     from ..training import storage
     from ..training.report import pages
     from ..training.run_folder import RunFolder
 
+    if os.path.lexists(run / "tune.json"):
+        if steps is not None or fallback:
+            raise ConfigError("--steps and --fallback apply to a run, not to a search.")
+        from .tune import resume_study
+
+        resume_study(run, trials, minutes, jobs, quiet)
+        return
+    if trials is not None or minutes is not None:
+        raise ConfigError("--trials and --minutes apply to a search by `coadjoint tune`.")
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")

@@ -7,12 +7,14 @@ import torch
 from ..networks.interface import Net, NetRun, run_function
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from .by_hand import HandGradient
 from .captured import is_on_gpu
 from .evaluation import Evaluation, GradientTuple, evaluation_without_run, make_evaluation
 from .method import (
     Method,
     check_arguments,
     differentiate,
+    name_by_id,
     require_one_layer,
     trained_parameters,
 )
@@ -75,6 +77,12 @@ class BPTT(Method):
 
         `_rho` is not used: captured gradients pass the penalty's weight to every method.
         """
+        parameters = trained_parameters(net)
+        by_hand = HandGradient.of(net, batch, loss)
+        if by_hand is not None:
+            gradient = name_by_id(parameters, by_hand.loss_gradient())
+            zeros = torch.zeros_like(by_hand.losses)
+            return GradientTuple(by_hand.losses, zeros, gradient), by_hand.run
         with torch.enable_grad():
             run = run_function(net)(batch)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
@@ -82,7 +90,7 @@ class BPTT(Method):
             # are pulled through the graph, which must then survive this gradient.
             keep_graph = getattr(net, "one_layer", None) is None
             objective = batch.mean(losses)
-            gradient = differentiate(objective, trained_parameters(net), keep_graph)
+            gradient = differentiate(objective, parameters, keep_graph)
             return GradientTuple(losses.detach(), torch.zeros_like(losses), gradient), run
 
 

@@ -18,7 +18,7 @@ from ..networks.layers import Recorded
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..sweeps.costates import BaseCostates
-from ..sweeps.torch_internals import change_count
+from ..sweeps.torch_internals import change_count, named_parameters
 from .temporal import Temporal
 
 Gradient = dict[str, Tensor]
@@ -168,7 +168,7 @@ def name_gradients(parameters: dict[str, nn.Parameter], grads: Sequence[Tensor |
 
 def guard_weights(net: Net) -> Callable[[], None]:
     """Return a check that raises an InputError if a parameter of `net` has changed since now."""
-    versions = [(name, p, change_count(p)) for name, p in net.named_parameters()]
+    versions = [(name, p, change_count(p)) for name, p in named_parameters(net)]
 
     def check() -> None:
         changed = [name for name, p, count in versions if change_count(p) != count]

@@ -17,6 +17,7 @@ from ..networks.network import Network
 from ..objectives.batch import Batch
 from ..objectives.draws import drawing
 from ..objectives.losses import LossLike
+from ..sweeps.torch_internals import named_parameters
 from .captured import CapturedGradients
 from .evaluation import Evaluation, Gradient, name_gradients
 from .segments import Segments
@@ -105,7 +106,7 @@ class Method:
 
 def trained_parameters(net: Net) -> dict[str, nn.Parameter]:
     """Return the parameters that require a gradient, by name; a network without any is refused."""
-    parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    parameters = {name: p for name, p in named_parameters(net) if p.requires_grad}
     if not parameters:
         raise InputError(
             "every parameter of this network is frozen (requires_grad=False), so it has no "
@@ -127,6 +128,11 @@ def differentiate(
     leaves = list(parameters.values())
     grads = torch.autograd.grad(objective, leaves, retain_graph=keep, allow_unused=True)
     return name_gradients(parameters, grads)
+
+
+def name_by_id(parameters: dict[str, nn.Parameter], gradient: dict[int, Tensor]) -> Gradient:
+    """A gradient by the id of each parameter, under their names; zeros for what is missing."""
+    return name_gradients(parameters, [gradient.get(id(p)) for p in parameters.values()])
 
 
 def check_stream_count(batch: object) -> None:

@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import InputError, KindError, NumericalError, brief
 from ..networks.interface import Net, NetRun, run_function
@@ -17,6 +17,7 @@ from ..objectives.losses import LossLike
 from ..objectives.penalties import Penalty, log_decay, penalty
 from ..objectives.schedules import Schedule
 from ..objectives.weights import Steered
+from .by_hand import HandGradient
 from .captured import is_on_gpu
 from .evaluation import (
     Evaluation,
@@ -25,7 +26,13 @@ from .evaluation import (
     evaluation_without_run,
     name_gradients,
 )
-from .method import Method, check_arguments, require_one_layer, trained_parameters
+from .method import (
+    Method,
+    check_arguments,
+    name_by_id,
+    require_one_layer,
+    trained_parameters,
+)
 from .segments import SegmentedGradient, Segments, parse_segments
 
 PenaltyLike = str | Penalty | Callable[..., Tensor]
@@ -246,11 +253,15 @@ class Penalised(Method):
         While a CUDA graph is captured, rho is a tensor, to be filled in before each replay.
         """
         parameters = trained_parameters(net)
+        by_hand = None
+        if self.penalty.reads_run_only:
+            by_hand = HandGradient.of(net, batch, loss, twice=True)
+        if by_hand is not None:
+            return self._compute_by_hand(by_hand, parameters, rho)
         with torch.enable_grad():
             run = run_function(net)(batch)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            with drawing(self.step):
-                G = check_penalty(self.penalty(lam), lam, self.penalty.name)
+            G = self._penalty_of(lam)
             objective = batch.mean(self._objective(lam.loss, G, rho))
             leaves = list(parameters.values())
             try:
@@ -264,6 +275,22 @@ class Penalised(Method):
             gradient = name_gradients(parameters, grads)
             decays = self._measure_decay(lam)
             return GradientTuple(lam.loss.detach(), G.detach(), gradient, decays), run, lam
+
+    def _compute_by_hand(
+        self, by_hand: HandGradient, parameters: dict[str, nn.Parameter], rho: float | Tensor
+    ) -> tuple[GradientTuple, NetRun, RunCostates]:
+        """Return what `compute` does, without a graph of torch's."""
+        gradient, G, lam = by_hand.penalised_gradient(
+            self._penalty_of, rho, self.share, self.penalty.with_slope
+        )
+        named = name_by_id(parameters, gradient)
+        decays = self._measure_decay(lam)
+        return GradientTuple(by_hand.losses, G, named, decays), by_hand.run, lam
+
+    def _penalty_of(self, lam: RunCostates) -> Tensor:
+        """Return G of each sample, [B], as it is at the present step."""
+        with drawing(self.step):
+            return check_penalty(self.penalty(lam), lam, self.penalty.name)
 
     def _compute_to_capture(
         self, net: Net, batch: Batch, loss: LossLike, rho: Tensor

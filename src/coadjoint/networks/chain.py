@@ -277,7 +277,7 @@ class Chain(Net):
 
     def run(self, batch: Batch, called: bool = False) -> ChainRun:
         """The run over a batch. called: by `forward`, so that torch's hooks have fired already."""
-        if not called and self._must_be_called():
+        if not called and self.must_be_called():
             run: ChainRun = self(batch.u)
             return run
         refuse_wrapper_around(self)
@@ -298,7 +298,7 @@ class Chain(Net):
         with restored_generators(run.generators, self.like):
             return self._run_maps(run.batch, run.generators)
 
-    def _must_be_called(self) -> bool:
+    def must_be_called(self) -> bool:
         """Whether `run` must go through torch's __call__: hooks, or a replaced `forward`."""
         forward = getattr(self.forward, "__func__", None)  # the function behind the bound method
         return has_hooks(self) or forward is not Chain.forward
@@ -334,8 +334,7 @@ class Chain(Net):
 
 def run_map(index: int, module: nn.Module, x: Tensor) -> MapStretch:
     """Run one map, the one with this number in the chain."""
-    y = call_map(index, module, x)
-    return LinearStretch.of(module, x, y) or MapStretch(x, y)
+    return LinearStretch.run(module, x) or MapStretch(x, call_map(index, module, x))
 
 
 def list_maps(given: Sequence[nn.Module]) -> list[nn.Module]:

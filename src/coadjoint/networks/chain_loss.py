@@ -6,6 +6,9 @@ that slope: no gradient of the loss need be taken, and none of the gradient.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -45,25 +48,31 @@ class WithSlope(SweepFunction):
         return None, g[:, None] * slope, None
 
 
-def losses_and_slopes(judge: Judge, a: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The loss of each sample, [B], and its slope by that sample's a [B, n], as functions of a.
+def slope_formula(judge: Judge) -> Callable[[Tensor], Tensor] | None:
+    """The slope of each sample's loss by its a [B, n], as a function of a.
 
-    The slope is None where the loss has no formula for it, where entries are weighted, and where
-    torch must differentiate the loss by something else: targets, or in forward mode.
+    None where the loss has no formula for it, where entries are weighted, and where torch must
+    differentiate the loss by its targets.
     """
     loss = LOSSES.get(judge.loss) if isinstance(judge.loss, str) else judge.loss
     y = judge.y
-    has_formula = (
-        isinstance(loss, Loss) and loss.slope is not None and loss.takes_a(judge.network.output)
-    )
-    if not has_formula or y is None or y.requires_grad or judge.weight is not None:
-        return judge.sample_losses(a), None
-    if not a.requires_grad or not torch.is_grad_enabled() or is_transformed():
+    if not isinstance(loss, Loss) or loss.slope is None or not loss.takes_a(judge.network.output):
+        return None
+    if y is None or y.requires_grad or judge.weight is not None:
+        return None
+    return functools.partial(loss.slope, y=y)
+
+
+def losses_and_slopes(judge: Judge, a: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The loss of each sample, [B], and its slope by that sample's a [B, n], as functions of a.
+
+    The slope is None where it has no formula, and in forward mode.
+    """
+    formula = slope_formula(judge)
+    if formula is None or not a.requires_grad or not torch.is_grad_enabled() or is_transformed():
         return judge.sample_losses(a), None
     with torch.no_grad():
         value = judge.sample_losses(a)
-    assert isinstance(loss, Loss)
-    assert loss.slope is not None
-    slope = loss.slope(a, y)
+    slope = formula(a)
     with_slope: Tensor = WithSlope.apply(value, a, slope)
     return with_slope, slope

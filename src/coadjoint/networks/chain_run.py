@@ -6,7 +6,7 @@ x_{i+1} = f_i(x_i),  i = 0..L-1;   a = x_L,   y_hat = phi(a);   lam_i = dL/dx_i,
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -185,10 +185,10 @@ class ChainRun:
             value, top = run._loss_and_slope(loss, y, mask, reduce)
             if top is None:
                 top = run._loss_gradient(value, create_graph)
-            blocks = run._costate_blocks(top, create_graph)
-        if not create_graph:
-            value = value.detach()
-        return ChainCostates(run, blocks, value)
+            pulls = [functools.partial(f.costates, create_graph=create_graph) for f in run.stretches]
+            blocks = run.costate_blocks(*normalise(top), pulls)
+        lam = ChainCostates(run, blocks, value)
+        return lam if create_graph else lam.detach()
 
     def _loss_gradient(self, value: Tensor, create_graph: bool) -> Tensor:
         """The gradient of each sample's loss by its own pre-outputs a."""
@@ -208,15 +208,17 @@ class ChainRun:
             "computed (torch.no_grad): there are no costates."
         )
 
-    def _costate_blocks(self, top: Tensor, create_graph: bool) -> list[ScaledBlock]:
-        """The costates of all states, by stretches, the first stretch first; `top` is lam_L.
+    def costate_blocks(
+        self, mantissa: Tensor, k: Tensor, pulls: Sequence[Callable[[Tensor], ScaledBlock]]
+    ) -> list[ScaledBlock]:
+        """The costates of all states, by stretches, the first stretch first.
 
-        Each stretch receives a mantissa of order one, and its exponents count from there.
+        mantissa, k: of lam_L. pulls: for each stretch, its `costates`. It receives a mantissa of
+        order one, and its exponents count from there.
         """
-        mantissa, k = normalise(top)
         blocks = [ScaledBlock(mantissa.flatten(1)[None], k[None])]
         for i, stretch in reversed(list(enumerate(self.stretches))):
-            block = stretch.costates(mantissa, create_graph)
+            block = pulls[i](mantissa)
             block = ScaledBlock(block.mantissa, block.exponent + k)
             if len(block.mantissa) > len(stretch):  # its last row is the first of the block above
                 block = join_above(block, blocks)
@@ -224,8 +226,6 @@ class ChainRun:
             if i > 0:
                 k = block.exponent[0]
                 mantissa = block.mantissa[0].view(self.stretches[i - 1].last.shape)
-        if not create_graph:
-            blocks = [ScaledBlock(block.mantissa.detach(), block.exponent) for block in blocks]
         return blocks[::-1]
 
     def with_graph(self) -> ChainRun:

@@ -27,7 +27,7 @@ from ..sweeps.memory import empty
 from ..sweeps.plan import SweepPlan
 from ..sweeps.rows import Rows, uniform_rows
 from ..sweeps.run import FormulaRun
-from ..sweeps.torch_internals import has_hooks
+from ..sweeps.torch_internals import has_hooks, own_parameters
 from .maps import Dense, Tied
 from .stretches import ScaledBlock
 
@@ -97,8 +97,8 @@ def sweeps_can_run(module: nn.Module, x: Tensor) -> bool:
     """Whether a map is a dense layer from the width of x to the same width, for a sweep."""
     if x.dim() != 2 or not isinstance(module, Dense | Tied) or has_hooks(module):
         return False
-    forward = getattr(module.forward, "__func__", None)  # the function behind the bound method
-    if forward is not Dense.forward:  # a subclass computes something else
+    # A subclass, or the user, may have replaced `forward`.
+    if type(module).forward is not Dense.forward or "forward" in vars(module):
         return False
     is_formula = module.activation in ACTIVATIONS  # the functions that a cell's formula may use
     return is_formula and module.inputs == module.outputs == x.shape[1]
@@ -110,19 +110,32 @@ def run_dense(layers: Sequence[nn.Module], x: Tensor) -> DenseStretch:
     biases: list[Tensor] = []
     for layer in layers:
         assert isinstance(layer, Dense | Tied)
-        W, b, activation = layer.effective()
+        W, b = matrix_and_bias(layer)
         weights.append(W)
         biases.append(W.new_zeros(len(W)) if b is None else b)
-    cell = elman(activation)
+    cell = elman(layer.activation)
     engine = engines.load(engines.resolve("auto", cell, x.device.type))
     assert engine is not None
     plan = SweepPlan(cell, uniform_rows(len(layers), len(x)), engine, checked=False)
     parameters = (*weights, *biases)
-    # Stacked has no derivative in forward mode; torch's own operations do.
-    stack = stack_layers if is_transformed() else stack_at_once
+    if torch.is_grad_enabled() and not is_transformed():
+        stack = stack_at_once
+    else:  # nothing is differentiated; or in forward mode, in which Stacked has no derivative
+        stack = stack_layers
     W, same_W, base = stack(len(x), parameters)
     run = FormulaRun.run(plan, base, None, W, x, None)
-    return DenseStretch(replace(run, W=same_W))
+    return DenseStretch(run if same_W is W else replace(run, W=same_W))
+
+
+def matrix_and_bias(layer: Dense | Tied) -> tuple[Tensor, Tensor | None]:
+    """The matrix of a layer, and its bias or None."""
+    if type(layer) is Dense:  # quicker: a chain may have hundreds of layers
+        parameters = own_parameters(layer)
+        if tuple(parameters) == ("W", "b"):
+            W, b = parameters.values()
+            assert W is not None
+            return W, b
+    return layer.effective()[:2]
 
 
 class StackedContext(Context):

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from ..sweeps.norms import is_within_range
 from ..sweeps.rows import NO_EXPONENT, exponent, scale
@@ -140,12 +141,14 @@ class LinearStretch(MapStretch):
     changes: int  # of W in place, before this run
 
     @staticmethod
-    def of(module: nn.Module, before: Tensor, after: Tensor) -> LinearStretch | None:
-        """The stretch of a map that was called; None if it is of another kind."""
-        W = linear_weight(module)
-        if W is None or before.dim() != 2 or not before.dtype == after.dtype == W.dtype:
+    def run(module: nn.Module, x: Tensor) -> LinearStretch | None:
+        """Run a map over x [B, n]; None if it is of another kind, or must say why it cannot."""
+        W, b = linear_weights(module)
+        if W is None or x.dim() != 2 or x.shape[1] != W.shape[1] or x.dtype != W.dtype:
             return None
-        return LinearStretch(before, after, W, change_count(W))
+        y = linear(x, W, b)
+        # torch.autocast computes in another type.
+        return LinearStretch(x, y, W, change_count(W)) if y.dtype == W.dtype else None
 
     def pull_back(self, w: Tensor, create_graph: bool) -> Tensor:
         """W' w of each sample, [B, n]."""
@@ -155,12 +158,12 @@ class LinearStretch(MapStretch):
             return w @ self.W
 
 
-def linear_weight(module: nn.Module) -> Tensor | None:
-    """W of a map that computes W x + b and nothing else; None if it may do more."""
+def linear_weights(module: nn.Module) -> tuple[Tensor | None, Tensor | None]:
+    """W, and b or None, of a map that computes W x + b and nothing else; (None, None) otherwise."""
     if has_hooks(module) or "forward" in vars(module):
-        return None
+        return None, None
     if type(module) is nn.Linear:
-        return module.weight
+        return module.weight, module.bias
     if type(module) is Dense and module.activation == "identity":
-        return module.W
-    return None
+        return module.W, module.b
+    return None, None

@@ -26,10 +26,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..cells.transport import remembers_origin
 from ..errors import KindError, Unsupported, brief, check_seed, real, renamed_attributes
@@ -112,6 +114,21 @@ def log_ratio(lam: BaseCostates) -> Tensor:
     return masked_mean(r.square(), on).to(lam.loss.dtype)
 
 
+def _log_ratio_with_slope(lam: BaseCostates) -> tuple[Tensor, Tensor]:
+    """The penalty log-ratio, and its slope 2 (r_i - r_{i-1}) / T by log ||lam_i||.
+
+    r_1, ..., r_T are the log-ratios that it counts; there is none before and none after them.
+    """
+    r = lam.log_ratios()[lam.first :]
+    count = max(len(r), 1)
+    padded = pad(r, (0, 0, lam.first + 1, 1))
+    slope = (padded[1:] - padded[:-1]) * (2 / count)
+    return (r.square().sum(0) / count).to(lam.loss.dtype), slope
+
+
+PENALTIES["log-ratio"] = log_ratio = replace(log_ratio, with_slope=_log_ratio_with_slope)
+
+
 @register("ratio")
 def ratio(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T-1 of (||lam_t|| / ||lam_{t+1}|| - 1)^2; pairs with a zero norm are left
@@ -175,7 +192,7 @@ def barrier(switch: float = 1e-5) -> Penalty:
         is_below = (size > 0) & (log_ratio_to_switch < 0)
         return torch.where(is_below, log_ratio_to_switch, 0).square().sum(1).to(lam.loss.dtype)
 
-    return Penalty("barrier", value, barrier.__doc__)
+    return Penalty("barrier", value, barrier.__doc__, reads_run_only=True)
 
 
 PENALTIES["barrier"] = barrier()
@@ -264,7 +281,7 @@ def isometry(seed: int = 0) -> Penalty:
         log_growth = log_size - 0.5 * torch.log(counts.double())[:, None]  # ||r||^2 = n
         return masked_mean(log_growth.square(), on).to(lam.loss.dtype)
 
-    return Penalty("isometry", value, isometry.__doc__, draws=True)
+    return Penalty("isometry", value, isometry.__doc__, draws=True, reads_run_only=True)
 
 
 PENALTIES["isometry"] = isometry()
@@ -322,7 +339,8 @@ def of_output(G: PenaltyLike = "variance") -> Penalty:
             values.append(inner(lam.of(of_output_k)))
         return functools.reduce(torch.add, values) / outputs
 
-    return Penalty(f"{inner.name} of the output", value, of_output.__doc__)
+    name = f"{inner.name} of the output"
+    return Penalty(name, value, of_output.__doc__, reads_run_only=inner.reads_run_only)
 
 
 PENALTIES["output-variance"] = of_output("variance")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ class Penalty(Portable):
     joint  whether it takes the costates of several layers together; otherwise its value is the mean
            over layers
     draws  whether it draws random directions, which are others at each training step
+    reads_run_only  whether it reads costates and their run by the names that these have (norms,
+           states, pull, push), but neither weights nor torch's graph beside them; a gradient that
+           does without that graph is faster
+    with_slope  its value together with its slope by log ||lam_i||, Costates -> ([B], [L + 1, B]),
+           if it depends on nothing else; for costates of which none is zero
 
     Example:
         >>> import torch
@@ -44,6 +49,8 @@ class Penalty(Portable):
     __doc__: str | None = None
     joint: bool = False
     draws: bool = False
+    reads_run_only: bool = False
+    with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
         """The penalty of each sample, [B].
@@ -63,6 +70,12 @@ class Penalty(Portable):
         if self.joint:
             return self.value(lam)  # type: ignore[arg-type]
         return functools.reduce(torch.add, map(self.value, layers)) / len(layers)
+
+    def _like_this(self, name: str, value: Callable[..., Tensor]) -> Penalty:
+        """A joint penalty that draws and reads what this one does."""
+        return Penalty(
+            name, value, joint=True, draws=self.draws, reads_run_only=self.reads_run_only
+        )
 
     @property
     def _function(self) -> Callable[..., object]:
@@ -96,7 +109,7 @@ class Penalty(Portable):
                 lam = top_layer(lam)
             return self(lam.joined() if what == "whole" else lam)
 
-        return Penalty(f"{self.name} on {', '.join(words)}", value, joint=True, draws=self.draws)
+        return self._like_this(f"{self.name} on {', '.join(words)}", value)
 
     @remembers_origin
     def per(self, unit: str = "sqrt n") -> Penalty:
@@ -120,15 +133,20 @@ class Penalty(Portable):
                 return self([RootMeanSquares(layer) for layer in lam])
             return self(LayeredRootMeanSquares(lam))
 
-        return Penalty(f"{self.name} per {unit}", value, joint=True, draws=self.draws)
+        return self._like_this(f"{self.name} per {unit}", value)
 
     @remembers_origin
     def __add__(self, other: PenaltyLike) -> Penalty:
         """The sum; it is joint, so that each term chooses its own layers."""
         right = penalty(other)
         name = f"{self.name} + {right.name}"
-        draws = self.draws or right.draws
-        return Penalty(name, lambda lam: self(lam) + right(lam), joint=True, draws=draws)
+        return Penalty(
+            name,
+            lambda lam: self(lam) + right(lam),
+            joint=True,
+            draws=self.draws or right.draws,
+            reads_run_only=self.reads_run_only and right.reads_run_only,
+        )
 
     __radd__ = __add__
 
@@ -141,7 +159,8 @@ class Penalty(Portable):
         if not isinstance(weight, Tensor) or weight.dim():
             real("a penalty's factor", weight)
         name = f"{weight:g} {self.name}"
-        return Penalty(name, lambda lam: weight * self(lam), joint=True, draws=self.draws)
+        product = self._like_this(name, lambda lam: weight * self(lam))
+        return replace(product, reads_run_only=False) if isinstance(weight, Tensor) else product
 
     __rmul__ = __mul__
 
@@ -163,7 +182,7 @@ def register(name: str) -> Callable[[Callable[[BaseCostates], Tensor]], Penalty]
     """A decorator that makes a penalty of a function and enters it into PENALTIES as `name`."""
 
     def enter(value: Callable[[BaseCostates], Tensor]) -> Penalty:
-        PENALTIES[name] = Penalty(name, value, value.__doc__)
+        PENALTIES[name] = Penalty(name, value, value.__doc__, reads_run_only=True)
         return PENALTIES[name]
 
     return enter

@@ -74,7 +74,10 @@ def tangent(v: Directions = None, beta: Changes = 0.0, K: int = 1, seed: int = 0
             values.append(tangent_loss(existing_outputs(run, off), axis=output_axis(run)))
         return functools.reduce(torch.add, values) / len(values)
 
-    return Penalty("tangent", value, tangent.__doc__, joint=True, draws=v is None)
+    is_given = not callable(v) and not callable(beta)  # a function may read anything
+    return Penalty(
+        "tangent", value, tangent.__doc__, joint=True, draws=v is None, reads_run_only=is_given
+    )
 
 
 PENALTIES["tangent"] = tangent()

@@ -61,6 +61,14 @@ class _Norm(SweepFunction):
         return torch.where(is_normal, (unit * dx).sum(-1), 0)
 
 
+def norm_rates(size: Tensor, g: Tensor) -> Tensor:
+    """The factors g / ||x|| of x in the gradient by x, from g by its norm `size`.
+
+    They are 0 where the norm is below the normal range of numbers, as the gradient of `norm` is.
+    """
+    return torch.where(size >= torch.finfo(size.dtype).tiny, g / size, 0)
+
+
 def is_within_range(size: Tensor, low: float, high: float = math.inf) -> bool:
     """Is every entry above `low` and below `high`? On a CPU only: a GPU would be waited for."""
     if not size.numel():

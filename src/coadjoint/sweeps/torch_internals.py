@@ -194,6 +194,38 @@ def has_parameter(module: nn.Module, name: str) -> bool:
     return isinstance(module._parameters.get(name), nn.Parameter)
 
 
+def named_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """What module.named_parameters() lists, in a third of its time: many gradients ask for it."""
+    if type(module).named_parameters is not nn.Module.named_parameters:  # wrappers have their own
+        return list(module.named_parameters())
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    visited: set[int] = set()
+    waiting = [("", module)]
+    while waiting:
+        prefix, inner = waiting.pop()
+        if id(inner) in visited:
+            continue
+        visited.add(id(inner))
+        for name, p in inner._parameters.items():
+            if p is not None and id(p) not in found:  # a shared one has its first name
+                found[id(p)] = (prefix + name, p)
+        for name in reversed(inner._modules):  # the first child is the next to be visited
+            child = inner._modules[name]
+            if child is not None:
+                waiting.append((f"{prefix}{name}.", child))
+    return list(found.values())
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The parameters of the module itself by name; to read module.name takes longer."""
+    return module._parameters
+
+
+def is_plain_parameter(p: nn.Parameter | None) -> bool:
+    """Is it an ordinary parameter, without hooks that would change its gradient, or None?"""
+    return p is None or (type(p) is nn.Parameter and not p._backward_hooks)
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Was the module given to torch.compile, or compiled in place (module.compile())?"""
     if module._compiled_call_impl is not None:

@@ -77,8 +77,6 @@ def cut_into_pieces(
     for i, (start, T) in enumerate(zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True)):
         if shortest > T:
             rule = f"--window {window}" if window else "--kind next"
-            if kind == "predict":
-                rule = f"the model, trained with {rule},"
             place = sheet.place(start, sheet.columns.get("id") or "id")
             problems.add(
                 f"{place}: sequence '{one_line(sheet.ids[i])}' has length {T}; {rule} needs at "
@@ -104,6 +102,30 @@ def cut_into_pieces(
     if kind in ("classify", "regress"):
         return drop_pieces_without_target(cut, at, missing)
     return cut
+
+
+def cut_for_prediction(sheet: Sheet, at: str, window: int | None) -> PreparedSheet:
+    """Cut sequences into what one prediction, or one run of a network, is made from.
+
+    At every row that is the whole sequence, whatever the windows of training: the state is carried
+    through it. At "last" it is a window of `window` rows, as in training (None: the whole
+    sequence). Windows end at rows window, 2 window, ... of a sequence; one more ends with the
+    sequence, and reads the rows of the window before it that it needs to be full. A sequence that
+    is shorter than a window is one piece.
+    """
+    pieces: list[Piece] = []
+    for i, (start, T) in enumerate(zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True)):
+        width = T if at == "every" or window is None else min(window, T)
+        for end in range(width, T, width):
+            pieces.append(Piece(i, start + end - width, start + end))
+        pieces.append(Piece(i, start + T - width, start + T))
+    if len(pieces) == len(sheet.lengths):
+        return PreparedSheet(sheet, pieces)
+    note = (
+        f"a prediction for each window of {window} rows, as in training; --whole makes one for "
+        "each sequence"
+    )
+    return PreparedSheet(sheet, pieces, (note,))
 
 
 def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> PreparedSheet:

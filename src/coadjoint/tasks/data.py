@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ..errors import ConfigError, InputError, one_line, real
 from ..objectives.batch import Batch
+from .asked import find_asked_rows
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
-from .cutting import Part, count_copies, cut_into_pieces, refuse_overlap
+from .cutting import Part, count_copies, cut_for_prediction, cut_into_pieces, refuse_overlap
 from .denoising import draw_noise, noisy_copies
 from .description import (
-    READING_OPTIONS,
+    PREDICTION_OPTIONS,
     ColumnNames,
     Description,
     JsonDict,
@@ -25,14 +26,18 @@ from .description import (
     SampleDescription,
 )
 from .files import read
+from .files.kept import read_columns
+from .files.packed import table_stem
 from .files.sheet import Options, Sheet, quote_names
 from .judging import JudgedCollection
+from .overview import Overview, make_overview
 from .prediction import Prediction
 from .preparation import (
     check_target,
     choose_readout,
     column_names,
     encode_labels,
+    fill_for_prediction,
     fill_gaps,
     kind_of,
     labels_in,
@@ -68,11 +73,13 @@ class Data(JudgedCollection):
     notes            what was chosen for the user: columns, rows left out, constant features
     noise            with kind "reconstruct", the standard deviation of the noise on the inputs, as
                      in `Denoising`
+    overview         what was read: rows, features, classes, gaps, splits; `summary` is its text
     shares           of train, valid and test in the training file; beside a held-out file of train
                      and of the part without one; None if there is nothing to split
     """
 
     shares: tuple[float, ...] | None = None
+    overview: Overview | None = None
 
     def __init__(
         self,
@@ -96,6 +103,13 @@ class Data(JudgedCollection):
         self.class_weights = class_weights(class_weight, description.labels, sets["train"])
         if self.class_weights is not None:
             self.notes = (*notes, describe_weights(description.labels, self.class_weights))
+
+    def summary(self, width: int = 100) -> str:
+        """Return what was read as a few lines of text; `overview.to_dict()` has it as JSON types.
+
+        width: the characters of a line.
+        """
+        return "" if self.overview is None else self.overview.text(width)
 
     def describe(self) -> JsonDict:
         """Return the description in plain JSON types; `Data.for_prediction` reads it back."""
@@ -129,10 +143,13 @@ class Data(JudgedCollection):
         max_bytes: int = 4 << 30,
         rows: str = "steps",
         noise: float = 0.0,
+        wide: bool = False,
         metrics: ColumnNames = None,
         class_weight: ClassWeight = None,
     ) -> Data:
-        """Read files (.csv .tsv .txt .parquet .pq .npz .npy .ts) into a task.
+        """Read files (.csv .tsv .txt .parquet .pq .arrow .feather .npz .npy .ts) into a task.
+
+        Tables in text may be compressed (.csv.gz, .csv.zst).
 
         train         the file of training sequences
         valid, test   files of held-out sequences
@@ -154,6 +171,8 @@ class Data(JudgedCollection):
         noise         with kind "reconstruct", which needs rows "samples" and no target: the
                       standard deviation of Gaussian noise on the inputs, in their units after
                       scaling
+        wide          the tables have one row for each sequence, and a column for each time step of
+                      its one feature; a shorter sequence ends in empty cells
         metrics       what to report besides the default metrics: names of tasks.metrics
         class_weight  weights of the classes in the loss of training: "balanced", "a=2,b=1" or a
                       dict; see tasks.class_weights. Held-out losses are without weights
@@ -184,10 +203,21 @@ class Data(JudgedCollection):
         # To reconstruct, as to predict the next step, no target is read.
         reads = "next" if kind == "reconstruct" and rows == "samples" else kind
         options = Options(
-            id, time, target, features, reads, at, max_bytes=max_bytes, rows=rows, **reading
+            id,
+            time,
+            target,
+            features,
+            reads,
+            at,
+            max_bytes=max_bytes,
+            rows=rows,
+            wide=wide,
+            **reading,
         )
         sheets = read_all(paths, options)
         first = sheets["train"]
+        if wide:
+            reading |= {"wide": True, "steps": list(first.steps)}
         if kind is None:
             kind = kind_of(first)
         labels: list[str] = []
@@ -251,13 +281,21 @@ class Data(JudgedCollection):
         if noise:
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
         unique_notes = tuple(dict.fromkeys(notes))
-        name = Path(train).stem
+        name = table_stem(train)
         data = cls(sets, description, unique_notes, name, noise, metrics, class_weight)
         data.shares = division.shares
+        data.overview = make_overview(sheets, cuts, parts, description, data.notes)
         return data
 
     @staticmethod
-    def for_prediction(description: JsonDict, path: PathLike, **reading: Any) -> Prediction:
+    def for_prediction(
+        description: JsonDict,
+        path: PathLike,
+        *,
+        keep: ColumnNames | bool = None,
+        whole: bool = False,
+        **reading: Any,
+    ) -> Prediction:
         """Read new sequences for a network whose data had this description.
 
         Columns are matched by name.
@@ -265,24 +303,27 @@ class Data(JudgedCollection):
         Args:
             description: The description, by `describe`.
             path: The file.
-            **reading: Options that differ in this file: sep, decimal, thousands, header, missing,
-                irregular, max_bytes.
+            keep: Columns of the file to copy beside the predictions; True for all.
+            whole: Read each sequence as a whole where the network was trained on windows with one
+                target each.
+            **reading: Options that differ in this file: id, time, sep, decimal, thousands, header,
+                missing, irregular, max_bytes.
         """
         d = Description.of(description)
-        unknown = set(reading) - READING_OPTIONS - {"max_bytes"}
+        known = PREDICTION_OPTIONS
+        unknown = set(reading) - known
         if unknown:
             raise InputError(
                 f"unknown reading options {quote_names(sorted(unknown))}; "
-                f"known: {', '.join(sorted(READING_OPTIONS))}, max_bytes."
+                f"known: {', '.join(sorted(known))}."
             )
-        how = d.reading | reading
+        how = {"id": d.columns["id"], "time": d.columns["time"], **d.reading, **reading}
         irregular = how.pop("irregular", "refuse")
         missing = how.get("missing", "refuse")
+        check_choice("irregular", irregular, ("refuse", "allow"))
         if d.sample_shape is not None:
-            refuse_options_of_time(missing=missing, irregular=irregular)
+            refuse_options_of_time(time=how["time"], missing=missing, irregular=irregular)
         options = Options(
-            id=d.columns["id"],
-            time=d.columns["time"],
             target=tuple(d.targets),
             features=tuple(d.features),
             kind="next",  # the file needs no targets; those it has are not taken for features
@@ -291,10 +332,14 @@ class Data(JudgedCollection):
             **how,
         )
         sheet = match_features(read(path, options), d)
-        # "predict" is no kind of task: unlike those, it asks for no target and no next row.
-        sheet = fill_gaps(sheet, "predict", d.at, missing, irregular)
-        cut = cut_into_pieces(sheet, "predict", d.at, d.window, missing="refuse")
-        return Prediction(d, Path(path), cut, inputs_of(cut.sheet, d))
+        filled, kept = fill_for_prediction(sheet, missing, irregular)
+        cut = cut_for_prediction(filled, d.at, None if whole else d.window)
+        asked = find_asked_rows(sheet, kept, cut, d.at)
+        prediction = Prediction(d, Path(path), cut, inputs_of(cut.sheet, d, ""), asked)
+        if keep is None or keep is False:
+            return prediction
+        names = None if keep is True else column_names(keep)
+        return prediction.with_columns(read_columns(path, options, names))
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         """Return training batch number `step`, with class weights or noise if there are any."""

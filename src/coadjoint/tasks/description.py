@@ -20,6 +20,9 @@ JsonDict = dict[str, Any]  # values of plain JSON types
 SAMPLE_KINDS = ("classify", "regress", "reconstruct")  # of samples without time
 MOST_AXES = 7  # of a sample without time
 READING_OPTIONS = {"sep", "decimal", "thousands", "header", "missing", "irregular"}
+# What may differ in a file to predict from: where its columns are, and how it is read.
+PREDICTION_OPTIONS = READING_OPTIONS | {"id", "time", "max_bytes"}
+WIDE_OPTIONS = {"wide", "steps"}  # of a wide table: that it is one, and the columns of its steps
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Description:
     columns: dict[str, str]
     window: int | None
     dtype: str
-    reading: JsonDict  # the READING_OPTIONS
+    reading: JsonDict  # the READING_OPTIONS, and of a wide table the WIDE_OPTIONS
     files: dict[str, dict[str, str]] = field(default_factory=dict)
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -130,10 +133,14 @@ class Description:
         yield "columns", set(columns) == {"id", "time"} and are_words(list(columns.values()))
         yield "window", self.window is None or (type(self.window) is int and self.window > 0)
         yield "dtype", self.dtype in ("float32", "float64")
-        yield "reading", isinstance(self.reading, dict) and set(self.reading) <= READING_OPTIONS
+        yield (
+            "reading",
+            isinstance(self.reading, dict) and set(self.reading) <= READING_OPTIONS | WIDE_OPTIONS,
+        )
         for name, value in self.reading.items():
-            kinds = {"header": bool, "sep": str | None}.get(name, str)
+            kinds = {"header": bool, "sep": str | None, "wide": bool, "steps": list}.get(name, str)
             yield f"reading.{name}", isinstance(value, kinds)
+        yield "reading.steps", are_different_words(self.reading.get("steps", []))
 
 
 @dataclass(frozen=True)

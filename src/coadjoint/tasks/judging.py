@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ..objectives.batch import Batch
+from .baselines import Baseline, find_baselines
 from .description import ColumnNames, Description
 from .metrics import ClassTally, NumberTally, Tally, choose_metrics, metrics_of
 from .task import Collection, Samples, Scores, Sequences, count_right
+
+SCORED = ("accuracy", "mse", "mae")  # the metrics that are means over entries, by `score`
 
 
 class JudgedCollection(Collection):
     """A finite set with a description of its data, which says what outputs mean.
 
     metrics  the names of the metrics to report, of those in `metrics`
+    noise    the standard deviation of noise on inputs that are to be reconstructed
     """
+
+    noise: float = 0.0
 
     def __init__(
         self,
@@ -46,13 +53,19 @@ class JudgedCollection(Collection):
         known = metrics_of(bool(self.description.labels))
         return {"loss": True} | {name: known[name].lower for name in self.metrics}
 
-    def tally(self) -> Tally:
-        """Return what collects the metrics that `score` does not return."""
+    def tally(self, names: Sequence[str] | None = None) -> Tally:
+        """Return what collects metrics; by default those that `score` does not return."""
         d = self.description
+        if names is None:
+            names = [name for name in self.metrics if name not in SCORED]
         if d.labels:
-            return ClassTally(len(d.labels), [n for n in self.metrics if n != "accuracy"])
-        names = [n for n in self.metrics if n not in ("mse", "mae")]
+            return ClassTally(len(d.labels), names)
         return NumberTally(names, *d.target_scale())
+
+    @functools.cached_property
+    def baselines(self) -> list[Baseline]:
+        """What is reached without a network, on the held-out sets; computed when first used."""
+        return find_baselines(self)
 
     def counted_entries(self, a: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return pre-outputs and targets without padding and steps whose target is missing."""

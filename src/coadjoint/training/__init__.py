@@ -18,6 +18,7 @@ watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
 held_out           what the best weights predict for held-out data, for the page
 layer_names        the layers of a chain in words
+advice             what may help where a network can hardly learn, or gained little
 pictures           held-out images and reconstructions, for the page
 progress           the memory of a run, and the Result that `train` returns
 stream_means       means over a stream
@@ -28,6 +29,7 @@ json_types         types of values in JSON files
 json_rows          files of JSON lines, appended to and read back
 schemas            what each file of a run folder must hold
 held_out_schema    what the predictions of a run must be
+study_schema       what the files of a search for settings must hold
 picture_schema     what the pictures of a run must be
 schema_checks      how these files are read and checked
 tensor_header      the headers of files of tensors
@@ -35,6 +37,7 @@ optional_pydantic  pydantic, or stand-ins if it is not installed
 restore            checks before a run is restored, and loading of weights
 signals            stopping a run by signals
 predict            load_model, predict: models of finished runs, predictions for new sequences
+prediction_files   predictions as CSV, Parquet, Arrow or JSON
 network_section    the network's settings, flags and keys in model files
 model_schema       the description in a model file
 files              files that appear complete or not at all

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
 from ..tasks.data import Data
 from ..tasks.task import Collection, Sequences, Task
+from . import files
 from .held_out_schema import MOST_CLASSES, MOST_OUTPUTS, MOST_TEXT
+from .json_rows import dumps
 from .json_types import JsonObject
 
 MOST_VALUES = 20_000  # targets of a split that are kept, as numbers
@@ -68,6 +71,20 @@ class Answer:
     true: np.ndarray
     predicted: np.ndarray
     probability: np.ndarray
+
+
+def write_held_out(folder: Path, net: Net, task: Task, step: int, n: int) -> None:
+    """Write held_out.json into a run folder; a task without it has none of earlier weights.
+
+    The other arguments are those of `collect_held_out`.
+    """
+    path = folder / "held_out.json"
+    outputs = collect_held_out(net, task, step, n)
+    if outputs is not None:
+        files.replace(path, dumps(outputs, separators=(",", ":")))
+        return
+    with files.storage_errors(path):
+        path.unlink(missing_ok=True)
 
 
 def collect_held_out(net: Net, task: Task, step: int, n: int) -> JsonObject | None:

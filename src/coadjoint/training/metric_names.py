@@ -10,7 +10,7 @@ LABELS = {
     "symbols": "symbols correct",
 }
 # metrics of which less is better; of others more is
-LOWER = ("loss", "mse", "mae", "rmse", "mape", "nll", "log-loss")
+LOWER = ("loss", "mse", "mae", "rmse", "mape", "nll", "log-loss", "log_loss", "error")
 TOLERANCE = re.compile(r"_([\d.]+)$")  # the end of a key: "right_0.2"
 
 

@@ -1,6 +1,7 @@
 """Run folders: the files of a run, its checkpoints, and how it is resumed.
 
     config.yaml  metrics.jsonl  clock.jsonl  result.json  environment.json  model.safetensors
+    data.json (of the user's own data)
     checkpoints/step-00001000/  replay/step-00001234/  lock
 
 `train` and `online.learn` share the class RunFolder. A folder has one writer at a time. Rows are
@@ -24,6 +25,7 @@ import torch
 
 from ..errors import InputError, StorageError
 from ..networks.interface import Net
+from ..tasks.overview import Overview
 from . import schemas, storage
 from .display import Display
 from .environment import describe_environment
@@ -179,6 +181,7 @@ class RunFolder:
                 if not resume:
                     self.check_room(run.bytes_needed)
                 self.write_environment(run)
+                self.write_data_overview(run)
             self.metrics = self._open_rows("metrics", saved, stack)
             self.clock = self._open_rows("clock", saved, stack)
             if saved is not None:
@@ -379,23 +382,18 @@ class RunFolder:
             model = storage.pack_model(dict(run.net.state_dict()), run.model_description())
             replace(self.path / "model.safetensors", model)
 
-    def write_held_out(self, outputs: JsonObject | None) -> None:
-        """Write held_out.json; without outputs, remove one of other weights."""
-        if self.path is None:
-            return
-        path = self.path / "held_out.json"
-        if outputs is not None:
-            replace(path, dumps(outputs, separators=(",", ":")))
-        else:
-            with storage_errors(path):
-                path.unlink(missing_ok=True)
-
     def write_environment(self, run: Run) -> None:
         """Write environment.json."""
         assert self.path is not None
         device = str(run.net.like.device)
         environment = describe_environment(run.plan.seed, device, run.plan.command)
         replace(self.path / "environment.json", dumps(environment, indent=1))
+
+    def write_data_overview(self, run: Run) -> None:
+        """Write data.json: what was read from the user's own files. Other tasks have none."""
+        overview = getattr(getattr(run, "task", None), "overview", None)
+        if self.path is not None and isinstance(overview, Overview):
+            replace(self.path / "data.json", dumps(overview.to_dict(), indent=1))
 
 
 def description_as_json(plan: Plan) -> object:

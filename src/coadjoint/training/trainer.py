@@ -17,7 +17,7 @@ from ..optimisers.recipes import WITHOUT_STEP_SIZE
 from ..tasks.task import Task
 from . import json_rows, schemas
 from .display import make_display
-from .held_out import collect_held_out
+from .held_out import write_held_out
 from .json_types import JsonObject, Row
 from .layer_names import name_layers
 from .matching import refuse_if_mismatched
@@ -27,7 +27,7 @@ from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_
 from .run_folder import RunFolder
 from .step import StepEvaluator, StepResult
 from .storage import Checkpoint
-from .validation import collect_examples, collect_pictures
+from .validation import collect_findings
 from .watch import Watch
 
 Metrics = dict[str, dict[str, float]]  # by split, then by name
@@ -317,8 +317,7 @@ class Training:
         if self.folder.path is not None:
             self.folder.write_model(self)
             weights_step = self.progress.best_step or self.step
-            outputs = collect_held_out(self.net, self.task, weights_step, self.plan.tests)
-            self.folder.write_held_out(outputs)
+            write_held_out(self.folder.path, self.net, self.task, weights_step, self.plan.tests)
             self.folder.write_result(self.result(self.status, None, metrics))
         progress = self.progress
         return Result(
@@ -370,11 +369,6 @@ class Training:
         distances = None
         if self.plan.recipe.direction != "steepest":
             distances = summarise_distances(self.distance_rows())
-        examples: list[Row] = []
-        pictures: JsonObject | None = None
-        if metrics:
-            examples = collect_examples(self.net, self.task, self.plan.seed)
-            pictures = collect_pictures(self.net, self.task, self.plan.seed)
         result: JsonObject = {
             "status": status,
             "step": self.step,
@@ -393,13 +387,13 @@ class Training:
             "skipped": progress.skipped,
             "metrics": metrics or {},
             "parameters": sum(p.numel() for p in self.net.parameters()),
-            "examples": examples,
+            "examples": [],
         }
         layers = name_layers(self.net)
         if layers:
             result["layers"] = layers
-        if pictures is not None:
-            result["pictures"] = pictures
+        if metrics:
+            result |= collect_findings(self.net, self.task, self.plan.seed)
         return result
 
     def distance_rows(self) -> Iterable[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from ..networks.interface import Net, NetRun, check_net
 from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
 from ..sweeps.costates import TIME
+from ..tasks.judging import JudgedCollection
 from ..tasks.task import Collection, Sequences, Task
 from .json_types import JsonObject, Row
 from .pictures import make_pictures
@@ -147,6 +149,17 @@ def collect_pictures(net: Net, task: Task, seed: int, k: int = 8) -> JsonObject 
         return None
     batch, _, outputs = ran
     return make_pictures(task, batch, outputs, k)
+
+
+def collect_findings(net: Net, task: Task, seed: int) -> JsonObject:
+    """What result.json says besides metrics: examples, and pictures and baselines if any."""
+    findings: JsonObject = {"examples": collect_examples(net, task, seed)}
+    pictures = collect_pictures(net, task, seed)
+    if pictures is not None:
+        findings["pictures"] = pictures
+    if isinstance(task, JudgedCollection) and task.baselines:
+        findings["baselines"] = [asdict(each) for each in task.baselines]
+    return findings
 
 
 def locate_nonfinite(e: Evaluation) -> str:

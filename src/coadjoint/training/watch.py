@@ -11,6 +11,7 @@ from ..errors import InputError, NumericalError
 from ..networks.interface import Net
 from ..tasks.task import Task
 from . import validation
+from .advice import advise_on_decay
 from .json_types import Row
 from .plan import TrainingPlan
 from .progress import Progress
@@ -67,7 +68,15 @@ class Watch:
                 self.update_best(step, values, seconds)
         probe = self.probe(step)
         self.log(probe)
+        if step == 0:
+            self.advise(probe)
         return [*rows, probe]
+
+    def advise(self, probe: Row) -> None:
+        """Say it if the initial weights can hardly learn; probe: their row."""
+        line = advise_on_decay(probe, self.net, self.plan.method)
+        if line is not None:
+            self.say(line)
 
     @property
     def selected_by(self) -> str | None:
@@ -104,6 +113,8 @@ class Watch:
         plan = self.plan
         progress = self.progress
         value = values[self.metric]
+        if math.isnan(value) and not math.isnan(values["loss"]):  # an overflow was reported
+            self.say(f"step {step}: {self.metric} is not defined on {self.split}: it chooses none.")
         reached = self.meets_goal(values)
         # A few test sequences may be lucky ones: a success is confirmed on more of them.
         if reached and self.task.size is None and plan.confirm > plan.tests:

@@ -177,10 +177,13 @@ class Tied(MatrixMap):
 
     def adjoint_by_weight(self, x: Tensor, y: Tensor) -> Tensor:
         """tau* of the sum over samples of y x', (4.42)."""
-        by_matrix = self.adjoint_by_matrix(x, y)
+        return self.pull_matrix(self.adjoint_by_matrix(x, y))
+
+    def pull_matrix(self, G: Tensor) -> Tensor:
+        """tau*(G): the gradient by W from that by tau(W)."""
         if self.tau_adjoint is not None:
-            return self.tau_adjoint(by_matrix)
-        return torch_adjoint(self.tau, self.W, by_matrix)
+            return self.tau_adjoint(G)
+        return torch_adjoint(self.tau, self.W, G)
 
 
 def transpose(W: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Sequences in NumPy arrays: .npz with u (n, T, C) and y, or .npy with u alone."""
+"""Sequences in NumPy arrays: .npz with u or X (n, T, C) and y, or .npy with u alone."""
 
 from __future__ import annotations
 
 import io
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from .table import KIND_ADVICE
 AXES = "u (n, T, C): sequences first, then steps, then features"
 
 
-NPY = ExpectedArray("f", (2, 3), "(n, T, C) or (n, T): sequences, steps, features")
+NPY = ExpectedArray(
+    "f", (1, 2, 3), "(n, T, C) or (n, T): sequences, steps, features; or (T,): one sequence"
+)
 STREAM = ExpectedArray("f", (1, 2), "numbers [rows, columns]")
 # The arrays of an .npz file.
 MEMBERS = {
@@ -30,12 +33,17 @@ MEMBERS = {
 
 
 def read_npy(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
-    """Read u (n, T, C) or (n, T): inputs only, for next-step prediction."""
+    """Read u (n, T, C), (n, T) or (T,): inputs only, for next-step prediction."""
     u = read_array(io.BytesIO(source.data), len(source.data), source.path, NPY)
-    if u.ndim == 2:
-        u = u[..., None]
+    arrays = {"u": u}
+    layout = describe_layout("", u.shape)
+    if u.ndim == 1:
+        arrays = {"u": u[:, None], "lengths": np.array([len(u)])}
+    elif u.ndim == 2:
+        arrays["u"] = u[..., None]
     no_notes = ()
-    return make_sheet(source, {"u": u}, no_notes, options, problems)
+    sheet = make_sheet(source, arrays, no_notes, options, problems)
+    return replace(sheet, layout=layout)
 
 
 def read_npz(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
@@ -44,9 +52,39 @@ def read_npz(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     u  (n, T, C), or (sum of lengths, C) if lengths are given
     y  (n,) or (n, k): one per sequence; (n, T), (n, T, k), or as many rows as a ragged u: one per
        step
+
+    u may be called X, x or X_train, and is then also (n, T), for one feature; or (T, C), for one
+    sequence, if each row has its target (options.at is "every").
     """
-    arrays, notes = read_archive(source, MEMBERS, f"an array {AXES}, and y", options)
-    return make_sheet(source, arrays, notes, options, problems)
+    arrays, name, notes = read_archive(source, MEMBERS, f"an array {AXES}, and y", options)
+    u = arrays["u"]
+    layout = describe_layout(name, u.shape)
+    if "lengths" in arrays:
+        layout = f"{name} {list(u.shape)} with lengths"
+    elif u.ndim == 2 and name != "u" and is_one_sequence(u, arrays.get("y"), options):
+        layout = f"{name} {list(u.shape)}: steps, features"
+        arrays["lengths"] = np.array([len(u)])
+    elif u.ndim == 2 and name != "u":
+        arrays["u"] = u[..., None]
+    sheet = make_sheet(source, arrays, notes, options, problems, name)
+    return replace(sheet, layout=layout)
+
+
+def is_one_sequence(u: np.ndarray, y: np.ndarray | None, options: Options) -> bool:
+    """Whether u (rows, C) is one sequence: each of its rows has a target, if that was asked for."""
+    if y is None or options.at != "every":
+        return False
+    return len(y) == len(u) and y.shape[:2] != u.shape
+
+
+def describe_layout(name: str, shape: tuple[int, ...]) -> str:
+    """What the axes of an array are taken for."""
+    what = f"{name} {list(shape)}".strip()
+    if len(shape) == 1:
+        return f"{what}: the steps of one sequence"
+    if len(shape) == 2:
+        return f"{what}: sequences, steps of one feature"
+    return f"{what}: sequences, steps, features"
 
 
 class ArrayRows:
@@ -96,10 +134,12 @@ def make_sheet(
     notes: tuple[str, ...],
     options: Options,
     problems: Problems,
+    name: str = "u",
 ) -> Sheet:
     """The sequences of u, padded (n, T, C) or one after the other (sum of lengths, C).
 
     arrays: u, and perhaps lengths, ids and y; without lengths all sequences have T steps.
+    name: that of u in the file.
     """
     u = arrays["u"]
     lengths = arrays.get("lengths")
@@ -126,8 +166,8 @@ def make_sheet(
         if column not in features:
             return f"{source.path} {column} of sequence {i}"
         j = features.index(column)
-        entry = f"u[{row}, {j}]" if keep is None else f"u[{i}, {row - int(starts[i])}, {j}]"
-        return f"{source.path} {entry} column '{column}'"
+        entry = f"[{row}, {j}]" if keep is None else f"[{i}, {row - int(starts[i])}, {j}]"
+        return f"{source.path} {name}{entry} column '{column}'"
 
     refuse_inexact(rows, lambda index: where(index[0], features[index[1]]), problems)
     ids = read_ids(source.path, arrays.get("ids"), len(lengths), problems)
@@ -159,6 +199,8 @@ def make_sheet(
         y_per=y_per,
         has_names=False,
         notes=notes,
+        rows=np.arange(len(rows)) if keep is None else None,
+        has_ids="ids" in arrays,
     )
     return refuse_bad_values(sheet, options, problems)
 
@@ -260,6 +302,8 @@ def as_targets(path: str, y: np.ndarray, options: Options, problems: Problems) -
         problems.refuse(f"{path} array 'y' has dtype {y.dtype}; --kind regress needs numbers.")
     if y.ndim > 1 and y.shape[-1] == 1:
         y = y[..., 0]  # a single column of labels
+    if y.dtype.kind == "f" and bool((y == np.round(y)).all()) and np.abs(y).max() < EXACT_BELOW:
+        y = y.astype(np.int64)  # whole numbers, which may be classes
     if y.ndim > 1:
         problems.refuse(f"{path} array 'y' has {y.shape[-1]} columns of labels; expected one.")
     return np.array(to_texts(y, f"{path} array 'y'"), dtype=object)

@@ -6,8 +6,9 @@ import io
 import math
 import warnings
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -37,7 +38,7 @@ class ExpectedArray:
             return False
         if dtype.kind in "iu" and "i" in self.kinds:
             return True
-        if dtype.kind == "U":
+        if dtype.kind in "US":
             return "U" in self.kinds
         return dtype.kind in "fiub" and "f" in self.kinds
 
@@ -47,13 +48,56 @@ class ExpectedArray:
         return " or ".join(words[kind] for kind in self.kinds)
 
 
+class Archive(NamedTuple):
+    """The arrays of an .npz file.
+
+    arrays   by the names that were expected
+    inputs   the name that the inputs have in the file
+    notes    on arrays that are left out
+    """
+
+    arrays: dict[str, np.ndarray]
+    inputs: str
+    notes: tuple[str, ...]
+
+
+# Names of the inputs and of the targets that belong to them, beside those that are expected.
+OTHER_NAMES = (
+    ("X", "y"),
+    ("X", "Y"),
+    ("x", "y"),
+    ("X_train", "y_train"),
+    ("X_train", "Y_train"),
+    ("x_train", "y_train"),
+)
+
+
+def names_in_archive(names: Sequence[str], inputs: str, path: str) -> dict[str, str]:
+    """{expected name: name in the file} of the inputs and the targets, as far as they are there.
+
+    inputs: the expected name of the inputs, which wins; else they have one of the usual names.
+    """
+    if inputs in names:
+        return {inputs: inputs, "y": "y"}
+    found = [known for known in dict.fromkeys(x for x, _ in OTHER_NAMES) if known in names]
+    if not found:
+        return {}
+    if len(found) > 1:
+        raise DataError(
+            f"{path} holds {' and '.join(found)}: which are the inputs? Call one of them {inputs}."
+        )
+    targets = [y for x, y in OTHER_NAMES if x == found[0]]
+    return {inputs: found[0], "y": next((y for y in targets if y in names), targets[0])}
+
+
 def read_archive(
     source: LoadedFile, expected: dict[str, ExpectedArray], needed: str, options: Options
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """(the arrays of an .npz file by name, notes on those left out).
+) -> Archive:
+    """The arrays of an .npz file.
 
-    expected: the arrays that are read; the first must be there. needed: it in words. To predict
-    the next step y is not read.
+    expected: the arrays that are read; the first, the inputs, must be there. needed: it in words.
+    Inputs and targets may have other usual names, such as X and y. To predict the next step y is
+    not read.
     """
     archive = open_archive(source)
     infos = archive.infolist()
@@ -63,8 +107,11 @@ def read_archive(
             f"{source.path}: an array appears twice in the archive. Write it again with "
             "numpy.savez."
         )
-    members = {name: info for name, info in zip(names, infos, strict=True) if name in expected}
-    if next(iter(expected)) not in members:
+    inputs = next(iter(expected))
+    in_file = {name: name for name in expected} | names_in_archive(names, inputs, source.path)
+    known = dict(zip(names, infos, strict=True))
+    members = {name: known[actual] for name, actual in in_file.items() if actual in known}
+    if inputs not in members:
         found = ", ".join(map(one_line, names[:12])) or "no arrays"
         raise DataError(f"{source.path} holds {found}; expected {needed}.")
     # Sizes are checked before anything is unpacked: of all arrays together against max_bytes (with
@@ -72,13 +119,13 @@ def read_archive(
     need = sum(info.file_size for info in members.values())
     refuse_if_too_large(source.path, "", need, need, options.max_bytes)
     for name, info in members.items():
-        place = f"{source.path}: '{name}'"
+        place = f"{source.path}: '{in_file[name]}'"
         refuse_if_too_large(place, "", info.file_size, info.compress_size, options.max_bytes)
     arrays = {}
     for name, info in members.items():
         if options.kind == "next" and name == "y":
             continue
-        place = f"{source.path} array '{name}'"
+        place = f"{source.path} array '{in_file[name]}'"
         try:
             with archive.open(info) as file:
                 arrays[name] = read_array(file, info.file_size, place, expected[name])
@@ -86,11 +133,12 @@ def read_archive(
             raise
         except Exception as error:
             raise DataError(
-                f"{source.path}: array '{name}' is damaged: {error_text(error, 80)}. Write it "
-                "again."
+                f"{source.path}: array '{in_file[name]}' is damaged: {error_text(error, 80)}. "
+                "Write it again."
             ) from None
-    left_out = [name for name in names if name not in expected]
-    return arrays, tuple(f"array '{one_line(name)}' is left out" for name in left_out)
+    left_out = [name for name in names if name not in in_file.values()]
+    notes = tuple(f"array '{one_line(name)}' is left out" for name in left_out)
+    return Archive(arrays, in_file[inputs], notes)
 
 
 def open_archive(source: LoadedFile) -> zipfile.ZipFile:
@@ -135,8 +183,9 @@ def read_checked_header(
     """
     shape, is_fortran, dtype = read_header(file, name)
     if dtype.hasobject:
+        instead = "numbers, or text by astype(str)" if "U" in expected.kinds else "numbers"
         raise DataError(
-            f"{name} contains Python objects; not loaded. Write numbers: {expected.shape}."
+            f"{name} contains Python objects; not loaded. Write {instead}: {expected.shape}."
         )
     if not expected.accepts(dtype):
         raise DataError(
@@ -165,4 +214,14 @@ def read_array(file: IO[bytes], size: int, name: str, expected: ExpectedArray) -
     need = math.prod(shape) * dtype.itemsize
     flat = np.frombuffer(file.read(need), dtype=dtype)
     values = flat.reshape(shape, order=order)  # type: ignore[call-overload]
+    if dtype.kind == "S":
+        return decode_bytes(values, name)
     return np.ascontiguousarray(values, dtype=dtype.newbyteorder("="))
+
+
+def decode_bytes(values: np.ndarray, name: str) -> np.ndarray:
+    """Texts in bytes as texts."""
+    try:
+        return np.char.decode(values, "utf-8")
+    except ValueError:
+        raise DataError(f"{name} holds text that is not UTF-8. Write it again.") from None

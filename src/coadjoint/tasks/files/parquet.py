@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import DataError, MissingError, error_text, one_line
+from .index import ARROW_INDEX, ARROW_NOTE, is_asked_for
 from .parsing import EXACT_BELOW, explain_inexact, or_without_column
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, open_file, refuse_if_too_large
 from .table import KIND_ADVICE, Roles, TableColumns, assign_roles, sheet_from_columns
+from .wide import choose_steps
 
 if TYPE_CHECKING:
     Arrow = Any  # pyarrow has no types: its module, its arrays and their types
@@ -34,6 +37,7 @@ class ParquetRows:
     """
 
     has_names = True
+    format = "Parquet"
 
     def __init__(self, path: str, file: IO[bytes]) -> None:
         self.path = path
@@ -69,12 +73,15 @@ class ParquetRows:
         """The error to raise for an error of pyarrow; where: the place after the file's name."""
         return DataError(
             f"{self.path}{where} is incomplete or damaged: {error_text(error, 160)}. Write the "
-            "Parquet file again."
+            f"{self.format} file again."
         )
 
     def read_columns(self, names: list[str]) -> dict[str, Arrow]:
         """Whole columns, as arrays of pyarrow."""
-        table = self.file.read(columns=names)
+        return self.checked_columns(self.file.read(columns=names), names)
+
+    def checked_columns(self, table: Arrow, names: list[str]) -> dict[str, Arrow]:
+        """Columns of a table of pyarrow, as arrays whose values can be read."""
         # A damaged file can hold offsets that lead out of memory. Both what was read and what
         # combine_chunks made of it are checked before values are read.
         table.validate(full=True)
@@ -111,7 +118,7 @@ def import_pyarrow() -> Arrow:
         import pyarrow.parquet  # type: ignore[import-untyped]
     except ImportError:
         raise MissingError(
-            "reading Parquet needs pyarrow: pip install 'coadjoint[data]'."
+            "reading Parquet and Arrow files needs pyarrow: pip install 'coadjoint[data]'."
         ) from None
     return pyarrow
 
@@ -119,7 +126,22 @@ def import_pyarrow() -> Arrow:
 def read_parquet(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read a table of numbers, words (plain or dictionary) and times; other types are refused."""
     file = ParquetRows(source.path, io.BytesIO(source.data))
-    roles = assign_roles(file.names, options, problems)
+    return read_typed(file, source, options, problems)
+
+
+def read_typed(
+    file: ParquetRows, source: LoadedFile, options: Options, problems: Problems
+) -> Sheet:
+    """The sequences of a table with typed columns."""
+    names = file.names
+    is_index_left_out = ARROW_INDEX in names and not is_asked_for(ARROW_INDEX, options)
+    if is_index_left_out:
+        names = [name for name in names if name != ARROW_INDEX]
+    roles = assign_roles(names, options, problems)
+    if is_index_left_out:
+        roles = replace(roles, notes=(ARROW_NOTE, *roles.notes))
+    if options.wide:
+        roles = choose_steps(roles, options, problems)
     # Each column once, in this order; "" stands for none.
     with_role = dict.fromkeys((roles.id, roles.time, *roles.targets, *roles.features))
     used = [name for name in with_role if name]

@@ -19,6 +19,12 @@ SAMPLE_MEMBERS = {
     "y": ExpectedArray("fU", (1, 2), "(n,) or (n, k)"),
     "ids": ExpectedArray("iU", (1,), "(n,)"),
 }
+# What the axes of an array are taken for, by their number.
+SAMPLE_AXES = {
+    2: "samples, features",
+    3: "samples, height, width",
+    4: "samples, channels, height, width",
+}
 FEWEST_PIXELS = 5  # along height and width, for an array to be taken for images
 MOST_CHANNELS = 4
 
@@ -32,10 +38,10 @@ def read_npy_samples(source: LoadedFile, options: Options, problems: Problems) -
 
 
 def read_npz_samples(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
-    """Read x (n, ...) with optional y (n,) or (n, k) and ids (n,)."""
+    """Read x (n, ...) with optional y (n,) or (n, k) and ids (n,); x may be called X or X_train."""
     needed = f"an array {SHAPES}, and y"
-    arrays, notes = read_archive(source, SAMPLE_MEMBERS, needed, options)
-    return sheet_of_arrays(source, arrays, notes, options, problems)
+    arrays, name, notes = read_archive(source, SAMPLE_MEMBERS, needed, options)
+    return sheet_of_arrays(source, arrays, notes, options, problems, name)
 
 
 def sheet_of_arrays(
@@ -44,11 +50,12 @@ def sheet_of_arrays(
     notes: tuple[str, ...],
     options: Options,
     problems: Problems,
+    name: str = "x",
 ) -> Sheet:
     """The samples of x, in a sheet.
 
     Images without an axis of channels, (n, height, width), get one.
-    arrays: x, and perhaps ids and y.
+    arrays: x, and perhaps ids and y; name: that of x in the file.
     """
     x = arrays["x"]
     n = len(x)
@@ -67,7 +74,7 @@ def sheet_of_arrays(
         """The place of an entry of x in the file, in words."""
         # The axis that was added is no axis of the file.
         numbers = index if x.ndim == len(given) else (index[0], *index[2:])
-        return f"{source.path} x[{', '.join(map(str, numbers))}]"
+        return f"{source.path} {name}[{', '.join(map(str, numbers))}]"
 
     refuse_inexact(x, lambda index: entry(tuple(index)), problems)
     y = arrays.get("y")
@@ -112,6 +119,8 @@ def sheet_of_arrays(
         has_names=False,
         notes=notes,
         shape=shape,
+        has_ids="ids" in arrays,
+        layout=f"{name} {list(given)}: {SAMPLE_AXES.get(len(given), 'samples first')}",
     )
     return refuse_bad_values(sheet, options, problems)
 

@@ -13,10 +13,10 @@ from ...errors import DataError, error_text, nearest, one_line
 
 # How a file begins, what it is, what to do about it.
 MAGIC = (
-    (b"\x1f\x8b", "gzip", "Unpack it first (gunzip)."),
+    (b"\x1f\x8b", "gzip", "Name it .csv.gz if it is a table, or unpack it (gunzip)."),
     (b"BZh", "bzip2", "Unpack it first."),
     (b"\xfd7zXZ", "xz", "Unpack it first."),
-    (b"\x28\xb5\x2f\xfd", "zstandard", "Unpack it first."),
+    (b"\x28\xb5\x2f\xfd", "zstandard", "Name it .csv.zst if it is a table, or unpack it."),
     (b"PAR1", "Parquet", "Name it .parquet."),
     (b"\x93NUMPY", "a NumPy array", "Name it .npy."),
     (
@@ -25,7 +25,8 @@ MAGIC = (
         "Save an .xlsx workbook as CSV; name a file of NumPy arrays .npz.",
     ),
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook", "Save it as CSV (UTF-8)."),
-    (b"ARROW1", "Arrow IPC", "Write it as Parquet."),
+    (b"ARROW1", "Arrow IPC", "Name it .arrow."),
+    (b"FEA1", "an old Feather file", "Write it again, as Parquet."),
     (b"\x89HDF", "HDF5", "Write it as .npz or Parquet."),
     (b"\xff\xfe\x00\x00", "text in UTF-32", "Save it as UTF-8."),
     (b"\xff\xfe", "text in UTF-16", "Save it as UTF-8."),

@@ -21,6 +21,7 @@ from torch import Tensor
 from ...errors import ConfigError, DataError, KindError, StorageError, brief, check_path, one_line
 from ..description import ColumnNames, Description, PathLike
 from ..preparation import column_names, labels_of
+from .index import TEXT_NOTE
 from .parsing import is_number, number_in_cell
 from .rows import Cells, open_rows
 from .scaling import RunningScale, ScaleState
@@ -106,9 +107,12 @@ class File:
         self.dtype = dtype
         self.name = "stream" if self.path == "-" else Path(self.path).name.split(".")[0]
         self.source = open_rows(self.path, self.options)
-        self.roles = assign_roles(self.source.names, self.options, Problems(self.source.path))
+        names = getattr(self.source, "data_names", self.source.names)  # without an index
+        self.roles = assign_roles(names, self.options, Problems(self.source.path))
         self.index = {name: k for k, name in enumerate(self.source.names)}
         self.notes = list(self.roles.notes)
+        if getattr(self.source, "index", None) is not None:
+            self.notes.insert(0, TEXT_NOTE)
         self.rows = iter(self.source)
         first = next(self.rows, None)
         if first is None:

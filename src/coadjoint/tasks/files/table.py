@@ -12,8 +12,13 @@ from ...errors import nearest, one_line
 from .parsing import is_number
 from .sheet import CELLS_LISTED, Options, Problems, Sheet, quote_names, refuse_bad_values
 from .source import LoadedFile
+from .wide import name_rows, sheet_of_wide
 
 USUAL_NAMES = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
+OTHERWISE_CALLED = (
+    "with the {0}, as the training file has: pass --{0} NAME if it is called otherwise, --{0} '' "
+    "if there is none"
+)
 KIND_ADVICE = "Pass --kind classify if they are classes, --kind regress if they are quantities."
 
 
@@ -54,7 +59,7 @@ def assign_roles(names: Sequence[str], options: Options, problems: Problems) -> 
             "column its own name."
         )
     notes: list[str] = []
-    of_flag = options.advise("for --{}", "with the {}, as the training file has")
+    of_flag = options.advise("for --{0}", OTHERWISE_CALLED)
     id = find_column("id", options.id, names, problems, notes, of_flag)
     time = find_column("time", options.time, names, problems, notes, of_flag)
     targets = find_targets(names, options, problems, notes)
@@ -190,9 +195,9 @@ def check_features(
             role = "target"
         elif name == roles.id:
             role = "id"
+        advice = options.advise("Leave it out of --features.", f"Pass another --{role}.")
         problems.add(
-            f"{problems.path}: column '{one_line(name)}' is both the {role} and an input. Leave it "
-            "out of --features."
+            f"{problems.path}: column '{one_line(name)}' is both the {role} and an input. {advice}"
         )
     if unused:
         notes.append(f"columns left out: {quote_names(unused)}")
@@ -213,12 +218,19 @@ def sheet_from_columns(
 
     where: puts a line of the file and a column in words.
     """
+    if options.wide:
+        y = collect_targets(roles.targets, columns, options, problems)
+        return sheet_of_wide(source, roles, columns, options, problems, where, y)
     notes = list(roles.notes)
     shape: tuple[int, ...] | None = None
     if options.rows == "samples":
         shape = (len(roles.features),)
         starts = np.arange(len(columns.lines))
-        ids = name_samples(roles.id, columns, problems, where)
+        advice = options.advise(
+            "Give each its own id; sequences of rows need a recurrent network (--cell).",
+            "Give each its own id, or pass --id '' to leave the column out.",
+        )
+        ids = name_rows(roles.id, columns, problems, where, "sample", advice)
     elif roles.id:
         starts, ids = split_by_id(roles.id, columns, problems, where)
     else:
@@ -250,8 +262,17 @@ def sheet_from_columns(
         notes=tuple(notes),
         columns=role_columns,
         shape=shape,
+        rows=number_rows(columns.lines),
     )
     return refuse_bad_values(sheet, options, problems)
+
+
+def number_rows(lines: np.ndarray) -> np.ndarray:
+    """The number of each row in its file, from 0, in whatever order the rows are now.
+
+    lines: the line of each. Blank lines and line breaks within cells do not count.
+    """
+    return np.unique(lines, return_inverse=True)[1].reshape(-1)
 
 
 def split_by_id(
@@ -280,31 +301,6 @@ def split_by_id(
             )
         seen.add(name)
     return starts, ids
-
-
-def name_samples(
-    column: str, columns: TableColumns, problems: Problems, where: Callable[[int, str], str]
-) -> list[str]:
-    """The name of each row: its id, which no other row has, or its number from 0.
-
-    column: the name of the id column, or "".
-    """
-    if not column:
-        return list(map(str, range(len(columns.lines))))
-    names = columns.words[column]
-    seen: set[str] = set()
-    for line, name in zip(columns.lines, names, strict=True):
-        place = where(int(line), column)
-        if not name:
-            problems.add(f"{place}: the id is missing. Fill it in.", "blank id")
-        elif name in seen:
-            problems.add(
-                f"{place}: id '{one_line(name)}' appears again, but each row is a sample of its "
-                "own. Give each its own id; sequences of rows need a recurrent network (--cell).",
-                "again",
-            )
-        seen.add(name)
-    return names
 
 
 def check_order(

@@ -9,15 +9,19 @@ import itertools
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import IO
 
 import numpy as np
 
 from ...errors import DataError, error_text, one_line
+from .index import UNNAMED, IndexColumn, find_index, is_asked_for
+from .packed import table_suffix
 from .parsing import is_number, parse_numbers, parse_times
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, decode_utf8, open_file
 from .table import USUAL_NAMES, Roles, TableColumns, assign_roles, sheet_from_columns
+from .wide import choose_steps, counts_up
 
 ROWS_PER_BLOCK = 1 << 12  # turned into numbers at a time, so that the text of few rows is in memory
 BYTES_PER_PART = 1 << 16  # of a stream that are read at a time
@@ -49,16 +53,18 @@ class TextRows:
         self.file = file
         sep = options.sep
         if sep is None:
-            sep = "\t" if path.lower().removesuffix(".gz").endswith(".tsv") else ","
+            sep = "\t" if table_suffix(path) == ".tsv" else ","
         self.rest = self._parse_rows(csv.reader(lines, delimiter=sep, strict=True))
         self.ahead = list(itertools.islice(self.rest, ahead))
         if not self.ahead:
             problems.refuse(f"{path}: the file holds no text.")
         first = [cells for _, cells in self.ahead]
-        check_separator(first, sep, options, problems)
+        check_separator(first, sep, problems)
         self.names = [f"c{k + 1}" for k in range(len(first[0]))]
+        self.index: IndexColumn | None = None
         if options.header:
             self.names = list(map(str.strip, first[0]))
+            self._set_index_aside([cells for cells in first[1:] if cells], options)
             check_header(self.names, options, Problems(path))  # all of the header's at once
             del self.ahead[0]
         width = len(self.names)
@@ -70,6 +76,39 @@ class TextRows:
                 f"{path}: the header has {width} names, but rows have {width + 1} fields. Name "
                 "every column in line 1."
             )
+
+    @property
+    def data_names(self) -> list[str]:
+        """The names of the columns without an index that is left out."""
+        return self.names if self.index is None else self.names[1:]
+
+    def _set_index_aside(self, rows: list[list[str]], options: Options) -> None:
+        """Name a first column without a name, and leave it out if it is an index.
+
+        rows: the cells of the first rows. R writes no name at all for it, so that every row is one
+        longer than the header.
+        """
+        first_cells = [row[0] for row in rows]
+        if {len(row) for row in rows} == {len(self.names) + 1}:
+            index = find_index("", first_cells, options)
+            if index is not None and index.start is not None:
+                self.index = index
+                self.names = [UNNAMED, *self.names]
+        elif rows:
+            self.index = find_index(self.names[0], first_cells, options)
+        if self.index is not None or (not self.names[0] and is_asked_for(UNNAMED, options)):
+            self.names[0] = UNNAMED
+
+    def _check_index(self, line: int, cell: str, number: int) -> None:
+        """Report a row that the index does not count; number: that of the row, from 0."""
+        assert self.index is not None
+        if self.index.start is None or cell.strip() == str(self.index.start + number):
+            return
+        self.problems.add(
+            f"{self.path}:{line}: the first column has no name and counts the rows up to here, but "
+            f'this is "{one_line(cell)}". Name the column, or remove it.',
+            "index",
+        )
 
     @classmethod
     def from_file(cls, source: LoadedFile, options: Options, problems: Problems) -> TextRows:
@@ -118,8 +157,10 @@ class TextRows:
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         """(line, cells) of each row; rows of another width are reported and left out."""
         width = len(self.names)
-        for line, row in itertools.chain(self.ahead, self.rest):
+        for number, (line, row) in enumerate(itertools.chain(self.ahead, self.rest)):
             if len(row) == width:
+                if self.index is not None:
+                    self._check_index(line, row[0], number)
                 yield line, row
             else:
                 self.problems.add(
@@ -189,7 +230,9 @@ def read_lines(file: IO[bytes], path: str) -> Iterator[str]:
 def read_csv(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read a table in UTF-8 text; every row has as many fields as the header has names."""
     rows = TextRows.from_file(source, options, problems)
-    roles = assign_roles(rows.names, options, problems)
+    roles = with_note(assign_roles(rows.data_names, options, problems), rows.index)
+    if options.wide:
+        roles = choose_steps(roles, options, problems)
 
     def where(line: int, column: str) -> str:
         return f"{rows.place(line)} column '{one_line(column)}'"
@@ -244,7 +287,7 @@ def read_columns(
     return columns
 
 
-def check_separator(rows: list[list[str]], sep: str, options: Options, problems: Problems) -> None:
+def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None:
     """Refuse a single column whose first two lines hold another separator equally often.
 
     rows: the cells of the first rows, as split by `sep`.
@@ -257,13 +300,25 @@ def check_separator(rows: list[list[str]], sep: str, options: Options, problems:
         if other != sep and 0 < first.count(other) == second.count(other):
             name = {"\t": "tab", " ": "space"}.get(other, other)
             flag = {"\t": "$'\\t'"}.get(other, f"'{other}'")
-            advice = options.advise(
-                f"Pass --sep {flag}.", f"Separate columns by '{sep}', as in the training file."
-            )
             problems.refuse(
                 f"{problems.path}: there is only one column, '{one_line(first)}'; the file looks "
-                f"{name}-separated. {advice}"
+                f"{name}-separated. Pass --sep {flag}."
             )
+
+
+def advise_on_name(k: int, options: Options) -> str:
+    """The end of "column ... has no name"; the first one may be an index that does not count."""
+    if k > 0 or options.use != "train":
+        return ". Name it, or remove the column."
+    return (
+        ", and does not count the rows 0, 1, 2, ... like an index. Name it, remove it, or pass "
+        f"--time or --id '{UNNAMED}'."
+    )
+
+
+def with_note(roles: Roles, index: IndexColumn | None) -> Roles:
+    """The roles, with a note on an index that is left out."""
+    return roles if index is None else replace(roles, notes=(index.note, *roles.notes))
 
 
 def check_header(names: list[str], options: Options, problems: Problems) -> None:
@@ -275,6 +330,7 @@ def check_header(names: list[str], options: Options, problems: Problems) -> None
     usual = {name for names in USUAL_NAMES.values() for name in names}
     is_header = any(name and (name in asked or name.casefold() in usual) for name in names)
     numbers = [name for name in names if is_number(name, options)]
+    is_header |= options.wide and counts_up(numbers)
     if numbers and not is_header:
         advice = options.advise(
             "Pass --no-header (columns are then c1, c2, ...), or add a header.",
@@ -287,7 +343,7 @@ def check_header(names: list[str], options: Options, problems: Problems) -> None
     for k, name in enumerate(names):
         if not name:
             problems.add(
-                f"{problems.path}:1: column {k + 1} has no name. Name it, or remove the column.",
+                f"{problems.path}:1: column {k + 1} has no name{advise_on_name(k, options)}",
                 "names",
             )
     problems.raise_if_any()

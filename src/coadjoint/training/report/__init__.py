@@ -12,9 +12,11 @@ confusion        classes and what they are taken for
 prediction_figures  numbers that were predicted, their errors, and series
 prediction_section  the section with all of these
 picture_figure   held-out images and reconstructions
+baseline_table   the network beside baselines
 depth_figures    costates over layers, of the chains of a comparison
 page_parts       tables, sections and pages, for the template
 run_again        the commands that make a run again, or continue it
+data_section     what was read from the user's own files
 run_page         the page of a run
 diagnosis_page   the page, or the section, of a diagnosis
 comparison_page  the page of a comparison

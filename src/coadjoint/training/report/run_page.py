@@ -8,7 +8,9 @@ import numpy as np
 
 from ..metric_names import split_metric
 from .answers import read_answers
+from .baseline_table import baseline_tables
 from .curves import json_numbers, thinned_indices
+from .data_section import data_sections
 from .diagnosis_page import read_diagnosis
 from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
 from .picture_figure import picture_figures
@@ -40,21 +42,22 @@ def run_page(folder: Path) -> Page:
         "seed": clean(run.environment.get("seed", "")),
         "started": clean(run.environment.get("started") or ""),
     }
-    tables = [*final_tables(run), held_out_table(run)]
+    tables = [*final_tables(run), *baseline_tables(run), held_out_table(run)]
     pictures = picture_figures(run)
     answers = read_answers(folder, run.faults)
+    diagnoses = [diagnosis.section] if diagnosis is not None else []
     sections = [
         PageSection("training", "Training", figures=figures.training(), tables=tables),
         *prediction_section(answers, run.words.unit),
         PageSection("inside", "Inside the gradient", describe_inside(run), figures.inside()),
+        *diagnoses,
         PageSection(
             "examples", "Example predictions", "", pictures, [example_table(run, bool(pictures))]
         ),
+        *data_sections(folder, run.faults),
         PageSection("setup", "Setup", tables=setup_tables(run), pairs=True),
         again_section(run, folder),
     ]
-    if diagnosis is not None:
-        sections.insert(-3, diagnosis.section)  # after the inside of the gradient
     return Page(
         kind="run",
         name=clean(name),
@@ -270,10 +273,20 @@ def example_table(run: RunRecord, is_drawn: bool) -> Table:
     none = "No examples were recorded."
     text = range(MAX_EXAMPLE_KEYS)
     heads = ["correct" if key == "right" else key for key in keys]
-    caption = f"Held-out {run.words.units}"
+    caption = example_caption(run)
     if is_drawn:
         caption += " as text"
     return make_table(caption, heads, rows, none, text, most=50, folded=is_drawn)
+
+
+def example_caption(run: RunRecord) -> str:
+    """What the examples are: "Sequences of the test set"; of a run that does not say, held-out."""
+    splits = as_mapping(run.result.get("metrics"))
+    units = run.words.units
+    for split, name in (("test", "test"), ("valid", "validation"), ("train", "training")):
+        if split in splits:
+            return f"{units[:1].upper()}{units[1:]} of the {name} set"
+    return f"Held-out {units}"
 
 
 def _mark(value: object) -> object:

@@ -148,8 +148,14 @@ def pointwise(
     sizes.insert(len(given), len(uniform_terms) * d)
     # `held` keeps the tensors alive as long as their addresses are used.
     held = pointers(names, arrays, sizes, [like.dtype] * len(arrays), CPU)
-    run(count, d, threads, (ctypes.c_void_p * len(arrays))(*held.addresses))
+    run(count, d, threads, address_array(len(arrays))(*held.addresses))
     return outputs
+
+
+@functools.cache
+def address_array(count: int) -> type[ctypes.Array[ctypes.c_void_p]]:
+    """The type of an array of addresses: making it takes longer than filling it."""
+    return ctypes.c_void_p * count
 
 
 def _packed_values(

@@ -1,0 +1,252 @@
+"""The gradient of a chain of dense layers by hand: sweeps over depth without torch's graph.
+
+    L            forward ->, adjoint <-                              and one product for the weights
+    L + rho G    forward ->, costates <-, tangents ->, adjoint <-    and two
+
+torch differentiates only what is small: the loss by the outputs, and G by what it reads, which are
+costates as a rule. Chains with other maps, and functions of the user's own, which may read the
+weights themselves, are differentiated through torch's graph (bptt.py, penalised.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..networks.chain import Chain
+from ..networks.chain_loss import slope_formula
+from ..networks.chain_parts import Part, Slopes, are_written_down, split_run
+from ..networks.chain_run import ChainCostates, ChainRun
+from ..networks.interface import Net
+from ..networks.stretches import ScaledBlock, normalise
+from ..objectives.batch import Batch
+from ..objectives.losses import LOSSES, LossLike
+from ..sweeps.affine import plus
+from ..sweeps.costates import BaseCostates
+from ..sweeps.functions import is_transformed
+from ..sweeps.memory import empty
+from ..sweeps.norms import norm_rates
+from ..sweeps.rows import scale
+from ..sweeps.torch_internals import autocast_is_on
+
+GradientById = dict[int, Tensor]
+
+
+class PartCostates(ChainCostates):
+    """Costates whose norms are leaves of torch's graph, and so are their mantissas.
+
+    The run is made of leaves, too, when it is first read: most penalties take norms alone. Norms
+    are differentiated once, and need no second derivative where they are zero.
+    """
+
+    def __init__(self, gradient: HandGradient, blocks: Sequence[ScaledBlock], loss: Tensor) -> None:
+        self.gradient = gradient
+        self.blocks = blocks
+        self.loss = loss
+
+    @functools.cached_property
+    def size(self) -> Tensor:
+        """The norms of the mantissas, [L + 1, B]."""
+        with torch.no_grad():
+            size = super().size
+        return size.requires_grad_()
+
+    @property
+    def has_norms(self) -> bool:
+        """Whether `size` has been read."""
+        return "size" in vars(self)
+
+    @functools.cached_property
+    def trajectory(self) -> ChainRun:  # type: ignore[override]
+        """The run as a function of the leaves of its parts."""
+        run = self.gradient.run
+        stretches = [part.differentiable() for part in self.gradient.parts]
+        return ChainRun(run.network, run.batch, run.input, stretches)
+
+
+class PenaltySlopes(NamedTuple):
+    """The slopes of a penalty by what it was computed from; None for zeros."""
+
+    by_loss: Tensor | None  # [B]
+    by_mantissas: Slopes  # of each block of costates, [rows, B, n]
+    by_leaves: Sequence[Slopes]  # of each part, if the penalty has read the run
+
+
+class HandGradient:
+    """The gradient of a chain for one batch, of L or of share L + rho G.
+
+    run     of the chain, without a graph
+    losses  of each sample, [B]
+    """
+
+    def __init__(self, run: ChainRun, batch: Batch, loss: LossLike, twice: bool) -> None:
+        self.run = run
+        self.batch = batch
+        self.parts: list[Part] = split_run(run)
+        self.a = run.a.detach()
+        judge = run.judge(loss, batch.y, batch.mask, batch.reduce)
+        formula = slope_formula(judge)
+        if formula is None:
+            with torch.enable_grad():
+                a = self.a.requires_grad_()
+                value = judge.sample_losses(a)
+                (self.top,) = torch.autograd.grad(value.sum(), a, create_graph=twice)
+            self.losses = value.detach()
+        else:
+            self.losses = judge.sample_losses(self.a)
+            with torch.set_grad_enabled(twice):
+                self.top = formula(self.a.requires_grad_(twice))  # dL/da, a function of a
+
+    @staticmethod
+    def of(
+        net: Net, batch: Batch, loss: LossLike, twice: bool = False
+    ) -> HandGradient | None:
+        """The gradient of this network by hand; None if it must go through torch's graph.
+
+        twice: the loss must be differentiable twice, for `penalised_gradient`.
+        """
+        chain = net.as_chain if isinstance(net, Net) else None
+        if chain is None or not can_be_by_hand(chain, batch, loss):
+            return None
+        with torch.no_grad():
+            return HandGradient(chain.run(batch), batch, loss, twice)
+
+    @torch.no_grad()
+    def loss_gradient(self) -> GradientById:
+        """The gradient of the mean loss, by the id of each parameter."""
+        return self._adjoint(self.top * self._sample_shares()[:, None], [()] * len(self.parts))
+
+    @torch.no_grad()
+    def penalised_gradient(
+        self,
+        G: Callable[[ChainCostates], Tensor],
+        rho: float | Tensor,
+        share: float = 1.0,
+        with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None,
+    ) -> tuple[GradientById, Tensor, ChainCostates]:
+        """The gradient of the mean of share L + rho G, the penalties [B], and the costates.
+
+        G: a function of costates and their run. share: 1, or 0 to leave out the loss. with_slope:
+        G with its slope by log-norms, if there is a formula; see Penalty.
+        """
+        top = self.top.detach()
+        mantissa, k = normalise(top)
+        blocks = self.run.costate_blocks(mantissa, k, [part.costates for part in self.parts])
+        lam = ChainCostates(self.run, blocks, self.losses)
+        shares = self._sample_shares()
+        if with_slope is not None and lam.complete:
+            penalties, by_log_norms = with_slope(lam)
+            rates = by_log_norms * (rho * shares) / lam.size.double().square()
+            by_mantissas = scale_blocks(blocks, rates.to(lam.size.dtype))
+            slopes = PenaltySlopes(None, by_mantissas, [()] * len(self.parts))
+        else:
+            penalties, slopes = self._slopes_by_torch(G, blocks, rho * shares)
+        by_top = self._tangents(slopes.by_mantissas, blocks)
+        if by_top is not None and mantissa is not top:
+            by_top = scale(by_top, -k[:, None])
+        by_loss = plus(shares if share else None, slopes.by_loss)
+        gradient = self._adjoint(self._slope_by_a(by_loss, by_top), slopes.by_leaves)
+        return gradient, penalties, lam
+
+    def _sample_shares(self) -> Tensor:
+        """The share of each sample in a mean, [B]."""
+        return self.batch.weights(self.losses[None]) / len(self.losses)
+
+    def _slopes_by_torch(
+        self, G: Callable[[ChainCostates], Tensor], blocks: Sequence[ScaledBlock], weights: Tensor
+    ) -> tuple[Tensor, PenaltySlopes]:
+        """The penalties, [B], and the slopes of sum_j weights_j G_j."""
+        losses = self.losses.detach().requires_grad_()
+        mantissas = [block.mantissa.detach().requires_grad_() for block in blocks]
+        exponents = [block.exponent for block in blocks]
+        with torch.enable_grad():
+            lam = PartCostates(self, list(map(ScaledBlock, mantissas, exponents)), losses)
+            penalties = G(lam)
+        sizes = [lam.size] if lam.has_norms else []
+        leaves = [leaf for part in self.parts for leaf in part.leaves]
+        inputs = [losses, *mantissas, *sizes, *leaves]
+        found = iter(torch.autograd.grad(penalties, inputs, weights, allow_unused=True))
+        by_loss = next(found)
+        by_mantissas = list(itertools.islice(found, len(mantissas)))
+        for size, by_size in zip(sizes, itertools.islice(found, len(sizes)), strict=True):
+            if by_size is not None:
+                through_norms = scale_blocks(blocks, norm_rates(size.detach(), by_size))
+                by_mantissas = list(map(plus, by_mantissas, through_norms))
+        by_leaves = [tuple(itertools.islice(found, len(part.leaves))) for part in self.parts]
+        return penalties.detach(), PenaltySlopes(by_loss, by_mantissas, by_leaves)
+
+    def _tangents(self, slopes: Slopes, blocks: Sequence[ScaledBlock]) -> Tensor | None:
+        """The penalty's slope by the mantissa of lam_L; None if it does not depend on costates.
+
+        slopes: by the mantissas of each block.
+        """
+        sizes = [len(block.mantissa) for block in blocks]
+        starts = itertools.accumulate(sizes, initial=0)
+        by_start = dict(zip(starts, slopes, strict=False))  # `starts` has the end, too
+        carried: Tensor | None = None
+        begin = 0
+        for part in self.parts:
+            # A part without a block of its own: its costate is the last of the block below.
+            slope = add_to_first(by_start.get(begin), carried)
+            carried = None if slope is None else part.tangents(slope)
+            begin += len(part.layers)
+        last = add_to_first(by_start.get(begin), carried)
+        return None if last is None else last[0]
+
+    def _slope_by_a(self, by_loss: Tensor | None, by_top: Tensor | None) -> Tensor:
+        """The objective's slope by the pre-outputs, [B, n], from those by the losses and lam_L."""
+        top = self.top.detach()
+        slope = torch.zeros_like(top) if by_loss is None else by_loss[:, None] * top
+        if by_top is not None and self.top.requires_grad:  # otherwise lam_L is constant
+            (through_top,) = torch.autograd.grad(self.top, self.a, by_top)
+            slope += through_top
+        return slope
+
+    def _adjoint(self, slope: Tensor, by_leaves: Sequence[Slopes]) -> GradientById:
+        """The gradient by the id of each parameter, from the objective's slope by a, [B, n]."""
+        gradient: GradientById = {}
+        for part, of_leaves in zip(reversed(self.parts), reversed(by_leaves), strict=True):
+            slope = part.adjoint(slope, of_leaves)
+            part.add_gradients(gradient)
+        return gradient
+
+
+def scale_blocks(blocks: Sequence[ScaledBlock], rates: Tensor) -> list[Tensor]:
+    """The mantissas of each block, multiplied by rates [L + 1, B]."""
+    scaled: list[Tensor] = []
+    begin = 0
+    for mantissa, _ in blocks:
+        end = begin + len(mantissa)
+        out = empty(mantissa.shape, mantissa)
+        scaled.append(torch.mul(mantissa, rates[begin:end, :, None], out=out))
+        begin = end
+    return scaled
+
+
+def add_to_first(slope: Tensor | None, term: Tensor | None) -> Tensor | None:
+    """slope [rows, B, n] with `term` added to its first row; None stands for zeros."""
+    if term is None:
+        return slope
+    if slope is None:
+        return term[None]
+    return torch.cat([slope[:1] + term, slope[1:]])
+
+
+def can_be_by_hand(chain: Chain, batch: Batch, loss: LossLike) -> bool:
+    """Whether all maps are written down, and nothing but the maps and the loss is differentiated.
+
+    A loss of the user's own may read the weights, which are no inputs of the sweeps.
+    """
+    x = batch.u
+    is_known = isinstance(loss, str) or any(loss is known for known in LOSSES.values())
+    is_plain = isinstance(x, Tensor) and x.dim() == 2 and x.device.type in ("cpu", "cuda")
+    if not is_known or not is_plain or autocast_is_on() or is_transformed():
+        return False
+    if x.dtype not in (torch.float32, torch.float64) or chain.must_be_called():
+        return False
+    return are_written_down(chain.maps)

@@ -1,0 +1,264 @@
+"""Parts of a chain whose gradients are written down: dense layers, one by one or swept together.
+
+A part is a stretch of a run that has no graph. `costates` and `adjoint` are called from the last
+part to the first, `tangents` from the first to the last:
+
+    costates   lam_i of its states, from lam of its last state
+    tangents   the penalty's slope by that lam, from its slopes by all lam_i
+    adjoint    the objective's slope by the state before it, from the slope by its last state;
+               on the way, the gradients by its weights
+
+A plain gradient needs `adjoint` alone. The algebra is that of Caterini (2017), section 3.3, with
+the penalty's slopes as sources of the tangents.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from ..sweeps.adjoint_tangent import apply_link, tangent
+from ..sweeps.affine import plus
+from ..sweeps.differentiable import forward_gradient
+from ..sweeps.plan import Saved
+from ..sweeps.rows import Link, pow2, scale
+from ..sweeps.run import FormulaRun
+from ..sweeps.slopes import bend
+from ..sweeps.torch_internals import has_hooks, is_plain_parameter, own_parameters
+from .chain_run import ChainRun
+from .dense_stretch import DenseStretch
+from .maps import Dense, Tied
+from .maps.elementwise import ELEMENTWISE
+from .stretches import LinearStretch, MapStretch, ScaledBlock, Stretch, normalise
+
+WRITTEN_DOWN = (Dense, Tied, nn.Linear)
+Slopes = Sequence[Tensor | None]  # by each of a part's leaves; none if nothing has read them
+
+
+class Part(ABC):
+    """Consecutive layers of a run without a graph, and their products.
+
+    layers    the maps
+    leaves    of torch's graph: what a penalty may have read of this part, see `differentiable`
+    """
+
+    # The gradients by the matrices of the layers, [L, m, n], and by their biases, [L, m].
+    by_matrices: Tensor
+    by_biases: Tensor
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self.layers = layers
+        self.leaves: list[Tensor] = []
+
+    @abstractmethod
+    def costates(self, lam: Tensor) -> ScaledBlock:
+        """The costates as Stretch.costates returns them, from lam [B, n] of the last state."""
+
+    @abstractmethod
+    def tangents(self, slope: Tensor) -> Tensor:
+        """The penalty's slope by the lam that `costates` was given, [B, n].
+
+        slope: that by the mantissas of its block, [rows, B, n].
+        """
+
+    @abstractmethod
+    def adjoint(self, slope: Tensor, by_leaves: Slopes) -> Tensor:
+        """The objective's slope by the state before, [B, n], from that by the last state.
+
+        by_leaves: the penalty's slopes by `leaves`. What the costates of this part add is included
+        if `tangents` was called.
+        """
+
+    @abstractmethod
+    def differentiable(self) -> Stretch:
+        """The stretch as a function of `leaves`, which are made here."""
+
+    def add_gradients(self, gradient: dict[int, Tensor]) -> None:
+        """Add the gradients by all parameters of the layers, by their ids."""
+        by_matrices = self.by_matrices.unbind(0)
+        by_biases = self.by_biases.unbind(0)
+        for layer, by_matrix, by_bias in zip(self.layers, by_matrices, by_biases, strict=True):
+            W, b = own_parameters(layer).values()
+            by_W = layer.pull_matrix(by_matrix) if isinstance(layer, Tied) else by_matrix
+            for p, g in ((W, by_W), (b, by_bias)):
+                key = id(p)
+                gradient[key] = gradient[key] + g if key in gradient else g
+
+
+class SweptPart(Part):
+    """Dense layers of one width: each method is one sweep over depth."""
+
+    def __init__(self, stretch: DenseStretch, layers: Sequence[nn.Module]) -> None:
+        super().__init__(layers)
+        self.run = stretch.run
+        self.delta: Tensor | None = None  # of the costates, step rows
+        self.change: Tensor | None = None  # m_i, the tangents of the states before each layer
+        self.bend: Tensor | None = None
+
+    def costates(self, lam: Tensor) -> ScaledBlock:
+        """The scaled adjoint sweep."""
+        rows = self.run.plan.rows
+        self.lam, self.k, drive = self.run.costate(None, lam, None)
+        (self.delta,) = drive()
+        return ScaledBlock(self.lam.view(rows.T + 1, rows.B, -1), self.k.view(rows.T + 1, rows.B))
+
+    def tangents(self, slope: Tensor) -> Tensor:
+        """The tangent sweep in the units of the costates, and the bend of all layers."""
+        plan = self.run.plan
+        saved = self.run.saved
+        W = self.run.W
+        rows = plan.rows
+        assert self.delta is not None
+        if len(slope) == rows.T:  # the last costate is the first of the block above
+            slope = pad(slope, (0, 0, 0, 0, 0, 1))
+        link = Link.between(rows, self.k, self.lam.dtype)
+        mu, nu = tangent(plan, saved, W, slope.flatten(0, 1), None, link)
+        self.change = apply_link(rows, mu, link)
+        self.bend = bend(plan, saved, W, self.lam, self.delta, self.change, nu, ("a",))["a"]
+        # One factor is enough: the lam that was given is of order one.
+        return rows.last(mu) * pow2(-rows.last(self.k), mu.dtype)[:, None]
+
+    def adjoint(self, slope: Tensor, by_leaves: Slopes) -> Tensor:
+        """The adjoint sweep, and one product or two for the weights of all layers."""
+        plan = self.run.plan
+        rows = plan.rows
+        of_W, of_a, of_x, of_last = by_leaves or (None,) * 4
+        by_last = plus(slope, of_last)
+        by_a = plus(self.bend, of_a)
+        need = (True, False, True, True, False)  # of base, side, W, x0 and p
+        delta, _, by_W, by_x, _ = forward_gradient(
+            plan, self.run.saved, self.run.W, of_x, by_last, by_a, need
+        )
+        assert delta is not None
+        assert by_W is not None
+        assert by_x is not None
+        if self.change is not None and self.delta is not None:
+            of_costates = self.delta.view(rows.T, rows.B, -1).mT
+            torch.baddbmm(by_W, of_costates, self.change.view(rows.T, rows.B, -1), out=by_W)
+        if of_W is not None:
+            by_W += of_W
+        self.by_matrices = by_W
+        self.by_biases = delta.view(rows.T, rows.B, -1).sum(1)
+        return by_x
+
+    def differentiable(self) -> DenseStretch:
+        """The same run, made of W, a, x and its last states."""
+        run = self.run
+        assert run.W is not None
+        arrays = (run.W, run.saved.a, run.saved.x, run.last)
+        self.leaves = [y.detach().requires_grad_() for y in arrays]
+        W, a, x, last = self.leaves
+        saved = Saved(a, run.saved.v, x, run.saved.p, run.saved.q)
+        return DenseStretch(FormulaRun(run.plan, saved, W, last))
+
+
+class SinglePart(Part):
+    """One layer y = psi(z), z = K x + b."""
+
+    def __init__(self, stretch: MapStretch, layer: nn.Module) -> None:
+        super().__init__([layer])
+        self.K, self.b, self.activation = effective_weights(layer)
+        self.x = stretch.before
+        self.y = stretch.last
+        self.psi = ELEMENTWISE[self.activation]
+        self.change: Tensor | None = None  # m, the tangent of x
+        self.bend: Tensor | None = None  # c = psi''(z) (K m) lam
+        self.slope: Tensor | None = None  # psi'(z); None for 1
+        if self.activation != "identity":
+            self.z = linear(self.x, self.K, self.b)
+            self.slope = self.psi.slope(self.z, self.y)
+
+    def through_psi(self, w: Tensor) -> Tensor:
+        """psi'(z) w."""
+        return w if self.slope is None else self.slope * w
+
+    def costates(self, lam: Tensor) -> ScaledBlock:
+        """K' delta, delta = psi'(z) lam."""
+        self.lam = lam
+        self.delta = self.through_psi(lam)
+        pulled = self.delta @ self.K
+        mantissa, k = normalise(pulled)
+        self.k = None if mantissa is pulled else k
+        return ScaledBlock(mantissa[None], k[None])
+
+    def tangents(self, slope: Tensor) -> Tensor:
+        """psi'(z) (K m), where m is the slope at true scale."""
+        m = slope[0]
+        if self.k is not None:
+            m = scale(m, -self.k[:, None])
+        self.change = m
+        dz = m @ self.K.T
+        if self.slope is not None:
+            self.bend = self.psi.curvature(self.z, self.y) * dz * self.lam
+        return self.through_psi(dz)
+
+    def adjoint(self, slope: Tensor, by_leaves: Slopes) -> Tensor:
+        """K' d, d = psi'(z) slope + c; the gradients are d x' + delta m' by K and d by b."""
+        of_x, of_K, of_b = by_leaves or (None,) * 3
+        d = self.through_psi(slope)
+        if self.bend is not None:
+            d = d + self.bend
+        by_K = d.T @ self.x
+        if self.change is not None:
+            by_K += self.delta.T @ self.change
+        by_b = d.sum(0)
+        by_x = d @ self.K
+        for total, term in ((by_K, of_K), (by_b, of_b), (by_x, of_x)):
+            if term is not None:
+                total += term
+        self.by_matrices = by_K[None]
+        self.by_biases = by_b[None]
+        return by_x
+
+    def differentiable(self) -> MapStretch:
+        """The map of x, K and b."""
+        b = self.x.new_zeros(len(self.K)) if self.b is None else self.b
+        self.leaves = [y.detach().requires_grad_() for y in (self.x, self.K, b)]
+        x, K, b = self.leaves
+        y = self.psi.value(linear(x, K, b))
+        if self.activation == "identity":
+            return LinearStretch(x, y, K, changes=K._version)
+        return MapStretch(x, y)
+
+
+def are_written_down(maps: Iterable[nn.Module]) -> bool:
+    """Whether the gradients of all maps are written down here, and nothing else happens in them.
+
+    That would be hooks of the modules or of their parameters, another `forward`, and weights that
+    are no parameters of the maps' own.
+    """
+    for module in maps:
+        if type(module) not in WRITTEN_DOWN or has_hooks(module) or "forward" in vars(module):
+            return False
+        parameters = own_parameters(module)
+        if len(parameters) != 2 or not all(map(is_plain_parameter, parameters.values())):
+            return False
+    return True
+
+
+def effective_weights(layer: nn.Module) -> tuple[Tensor, Tensor | None, str]:
+    """The matrix of a layer, its bias or None, and the name of its activation."""
+    if isinstance(layer, nn.Linear):
+        return layer.weight, layer.bias, "identity"
+    assert isinstance(layer, Dense | Tied)
+    return layer.effective()
+
+
+def split_run(run: ChainRun) -> list[Part]:
+    """The parts of a run whose maps are all written down, one for each stretch."""
+    maps = list(run.network.maps)
+    parts: list[Part] = []
+    begin = 0
+    for stretch in run.stretches:
+        end = begin + len(stretch)
+        if isinstance(stretch, DenseStretch):
+            parts.append(SweptPart(stretch, maps[begin:end]))
+        else:
+            assert isinstance(stretch, MapStretch)
+            parts.append(SinglePart(stretch, maps[begin]))
+        begin = end
+    return parts
