@@ -103,7 +103,9 @@ class HandGradient:
                 self.top = formula(self.a.requires_grad_(twice))  # dL/da, a function of a
 
     @staticmethod
-    def of(net: Net, batch: Batch, loss: LossLike, twice: bool = False) -> HandGradient | None:
+    def of(
+        net: Net, batch: Batch, loss: LossLike, twice: bool = False
+    ) -> HandGradient | None:
         """The gradient of this network by hand; None if it must go through torch's graph.
 
         twice: the loss must be differentiable twice, for `penalised_gradient`.
