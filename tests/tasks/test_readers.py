@@ -575,7 +575,19 @@ def seeds(tmp):
         ".npz": npz(tmp, u=U, y=np.array(["a", "b"]), lengths=np.array([4, 2])).read_bytes(),
         ".npy": (np.save(tmp / "d.npy", U), (tmp / "d.npy").read_bytes())[1],
         ".parquet": parquet(tmp, {"id": ["x", "y"], "a": [1.0, 2.0], "target": label}).read_bytes(),
+        ".csv.gz": gzip.compress(GOOD.encode()),
+        ".csv.zst": pa.compress(GOOD.encode(), "zstd", asbytes=True),
+        ".arrow": arrow(pa.table({"id": ["x", "y"], "a": [1.0, 2.0], "target": label})),
     }
+
+
+def arrow(table):
+    """A table as a file in Arrow's format, compressed."""
+    sink = pa.BufferOutputStream()
+    how = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_file(sink, table.schema, options=how) as file:
+        file.write_table(table)
+    return sink.getvalue().to_pybytes()
 
 
 pieces = st.sampled_from(
@@ -612,10 +624,12 @@ options = st.builds(
     missing=st.sampled_from(["refuse", "mask"]),
     header=st.booleans(),
     thousands=st.sampled_from(["", ","]),
+    wide=st.sampled_from([False, False, True]),
 )
+SUFFIXES = [".csv", ".ts", ".npz", ".npy", ".parquet", ".csv.gz", ".csv.zst", ".arrow"]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".ts", ".npz", ".npy", ".parquet"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_only_our_errors_escape(suffix, tmp_path):
     valid = seeds(tmp_path)[suffix]
     path = tmp_path / f"fuzz{suffix}"

@@ -14,7 +14,7 @@ from .description import Description
 from .encoding import encode_categories, encode_gap
 from .files.samples import samples_of_rows
 from .files.sheet import Sheet, quote_names
-from .task import Samples, Sequences
+from .task import Origin, Samples, Sequences
 
 OTHER_SCALES = ", leave --standardise on, or train in float64"
 
@@ -186,12 +186,28 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
         for _, start, stop in part.pieces:
             before.append(u[start : stop - 1])
             after.append(next_u[start + 1 : stop])
-        return Sequences(before, after, part.names)
+        return Sequences(before, after, part.names, origins_of(part, description))
     if description.kind == "classify":
         targets = class_targets(part, description.at)
     else:
         targets = real_targets(part, description)
-    return Sequences([u[start:stop] for _, start, stop in part.pieces], targets, part.names)
+    inputs = [u[start:stop] for _, start, stop in part.pieces]
+    return Sequences(inputs, targets, part.names, origins_of(part, description))
+
+
+def origins_of(part: Part, description: Description) -> list[Origin]:
+    """Return where the targets of each piece stand in the file: rows of its series, and times."""
+    sheet = part.cut.sheet
+    origins = []
+    for sequence, start, stop in part.pieces:
+        first = start
+        if description.kind == "next":  # the first row is no target
+            first = start + 1
+        elif description.at == "last":
+            first = stop - 1
+        times = () if sheet.stamps is None else sheet.stamps[first:stop]
+        origins.append(Origin(sheet.ids[sequence], first - int(sheet.starts[sequence]), times))
+    return origins
 
 
 def samples_of(part: Part, u: np.ndarray, description: Description) -> Samples:

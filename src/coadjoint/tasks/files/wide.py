@@ -35,14 +35,16 @@ def wide_options(options: Options, suffix: str, path: str) -> Options:
         )
     if options.time:
         raise ConfigError(
-            "--time names a column with the time of each row, but with --wide a row is a whole "
+            "--time names a column with the time of each row, but in a wide table a row is a whole "
             "sequence. Leave it out."
         )
     if suffix not in WIDE_SUFFIXES:
-        raise DataError(
-            f"{path}: --wide reads tables ({', '.join(WIDE_SUFFIXES)}), not {suffix} files. Leave "
-            "it out."
+        tables = ", ".join(WIDE_SUFFIXES)
+        complaint = options.advise(
+            f"--wide reads tables ({tables}), not {suffix} files. Leave it out.",
+            f"the network was trained on a wide table; expected one of {tables}.",
         )
+        raise DataError(f"{path}: {complaint}")
     features = options.features if options.steps is None else None  # steps are chosen by name
     return replace(options, time="", features=features)
 
