@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MOST_INPUTS = 1000  # of a linear model, if there are as many entries
 MOST_ENTRIES = 20_000  # to fit it
 MOST_NUMBERS = 10**7  # entries times inputs to fit it
+MOST_WEIGHTS = 10**6  # of it
 MOST_HELD_OUT = 10**9  # entries times inputs to judge it
 LOGISTIC = 10**8  # numbers to read in a fit of logistic regression
 FEWEST_ITERATIONS = 20  # of it
@@ -70,7 +71,7 @@ class Inputs:
             "sample": "the sample",
             "flat": f"the flattened sequence ({self.size} steps)",
             "summary": SUMMARY,
-            "lags": f"the present step and {self.size} before it",
+            "lags": "the present step" + (f" and {self.size} before it" if self.size else ""),
         }
         if self.most is not None:
             return f"{self.most} random projections of {words[self.form]}"
@@ -265,6 +266,8 @@ def linear_baseline(task: JudgedCollection) -> Baseline:
     held_out = {split: entries_of(task.sets[split], every) for split in task.splits}
     if sum(len(e) for e, _ in held_out.values()) * inputs.width > MOST_HELD_OUT:
         return Baseline("linear", "left out: there are too many held-out entries", {})
+    if inputs.count * task.outputs > MOST_WEIGHTS:
+        return Baseline("linear", "left out: there are too many inputs and outputs", {})
     width = max(inputs.count, task.outputs)  # numbers of an entry
     chosen = thin(len(entries), min(MOST_ENTRIES, max(1, MOST_NUMBERS // width)))
     X = inputs.rows(train, entries[chosen])
