@@ -25,6 +25,13 @@ from .description import (
     PathLike,
     SampleDescription,
 )
+from .encoding import (
+    align_categories,
+    check_encoding_options,
+    measure_encodings,
+    notes_on_encodings,
+    refuse_unfit_words,
+)
 from .files import read
 from .files.kept import read_columns
 from .files.packed import table_stem
@@ -42,6 +49,7 @@ from .preparation import (
     kind_of,
     labels_in,
     match_features,
+    notes_on_single_rows,
     read_all,
 )
 from .scaling import features_with_gaps, inputs_of, measure_scale, samples_of, sequences_of
@@ -134,6 +142,9 @@ class Data(JudgedCollection):
         standardise: bool = True,
         missing: str = "refuse",
         irregular: str = "refuse",
+        categorical: ColumnNames = None,
+        gaps: bool = False,
+        dates: str | None = None,
         overlap: str = "refuse",
         sep: str | None = None,
         decimal: str = ".",
@@ -162,6 +173,9 @@ class Data(JudgedCollection):
         missing       "refuse" missing values, "drop" their rows, "ffill" them with the row before,
                       or "mask" them: zero, and another input is 1 there
         irregular     "refuse" or "allow" unequal time steps
+        categorical   features that hold words, or "auto" for every one that does: an input for each
+                      word
+        gaps          whether the time since the row before is an input; allows unequal time steps
         overlap       "refuse" or "allow" sequences that are in two files
         dtype         "float32" or "float64"
         rows          "steps" of sequences; or "samples", for a network without time: a row of a
@@ -183,6 +197,10 @@ class Data(JudgedCollection):
         check_choice("overlap", overlap, ("refuse", "allow"))
         check_choice("dtype", dtype, ("float32", "float64"))
         check_window(window, kind)
+        categorical = column_names(categorical) or ()
+        check_encoding_options(categorical, gaps, kind, rows)
+        if gaps:
+            irregular = "allow"
         if rows == "samples":
             refuse_options_of_time(
                 time=time, at=at, window=window, kind=kind, missing=missing, irregular=irregular
@@ -196,6 +214,7 @@ class Data(JudgedCollection):
             "decimal": decimal,
             "thousands": thousands,
             "header": header,
+            "dates": dates,
             "missing": missing,
         }
         target = column_names(target)
@@ -211,11 +230,14 @@ class Data(JudgedCollection):
             at,
             max_bytes=max_bytes,
             rows=rows,
+            categorical=categorical,
             wide=wide,
             **reading,
         )
-        sheets = read_all(paths, options)
+        sheets = align_categories(read_all(paths, options))
         first = sheets["train"]
+        reading["dates"] = first.columns.get("dates", dates)  # as the column tells
+        refuse_unfit_words(first, reads, categorical)
         if wide:
             reading |= {"wide": True, "steps": list(first.steps)}
         if kind is None:
@@ -232,7 +254,7 @@ class Data(JudgedCollection):
             cuts[name] = cut_into_pieces(filled, kind, at, window, missing)
         if overlap == "refuse":
             refuse_overlap(cuts)
-        notes = list(first.notes)
+        notes = [*first.notes, *notes_on_single_rows(first)]
         for name, cut in cuts.items():
             notes += cut.sheet.notes[len(sheets[name].notes) :]  # on gaps that were dealt with
             notes += cut.notes
@@ -246,6 +268,7 @@ class Data(JudgedCollection):
             notes.append(f"{copies} held-out {unit}s have the same inputs as a training {unit}")
         scale = measure_scale(first, parts["train"], kind, at, standardise)
         notes += notes_on_constants(scale.constant, first)
+        encodings = measure_encodings(parts["train"], standardise, gaps)
         files = {}
         for name, path in paths.items():
             if path is not None:
@@ -267,11 +290,14 @@ class Data(JudgedCollection):
             dtype=dtype,
             reading={**reading, "irregular": irregular},
             files=files,
+            **encodings._asdict(),
         )
         arrange: Callable[[Part, np.ndarray, Description], Sequences | Samples] = sequences_of
         if first.shape is not None:
             description = SampleDescription(**vars(description), shape=list(first.shape))
             arrange = samples_of
+        for cut in cuts.values():
+            notes += notes_on_encodings(cut.sheet, description)
         inputs = {name: inputs_of(cut.sheet, description) for name, cut in cuts.items()}
         sets = {}
         for name, part in parts.items():
@@ -307,7 +333,7 @@ class Data(JudgedCollection):
             whole: Read each sequence as a whole where the network was trained on windows with one
                 target each.
             **reading: Options that differ in this file: id, time, sep, decimal, thousands, header,
-                missing, irregular, max_bytes.
+                dates, missing, irregular, max_bytes.
         """
         d = Description.of(description)
         known = PREDICTION_OPTIONS
@@ -329,6 +355,7 @@ class Data(JudgedCollection):
             kind="next",  # the file needs no targets; those it has are not taken for features
             rows="steps" if d.sample_shape is None else "samples",
             use="predict",
+            categorical=tuple(d.categories),
             **how,
         )
         sheet = match_features(read(path, options), d)

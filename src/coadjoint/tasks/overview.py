@@ -297,15 +297,17 @@ def advise_on_time(name: str, others: Sequence[str], sheet: Sheet) -> str:
     """Return what to do about a feature that may be a time; others: features that are not."""
     if not sheet.has_names:
         return "If it is one, leave it out of the array."
+    if not others:
+        return "If it is one, there is no other feature to learn from."
     ways = []
     role = "id" if sheet.shape is not None else "time"
     if not sheet.columns.get(role):
         ways.append(f"--{role} {quote(name)}")
-    if others and len(others) <= NAMES_SHOWN:
+    if len(others) <= NAMES_SHOWN:
         ways.append(f"--features {quote(','.join(others))}")
-    elif others:
+    else:
         ways.append("--features with the columns to use")
-    return f"If it is one, pass {' or '.join(ways)}." if ways else ""
+    return f"If it is one, pass {' or '.join(ways)}."
 
 
 def equal_steps(sheet: Sheet) -> dict[str, float]:
