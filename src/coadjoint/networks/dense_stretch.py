@@ -113,7 +113,8 @@ def run_dense(layers: Sequence[nn.Module], x: Tensor) -> DenseStretch:
         W, b = matrix_and_bias(layer)
         weights.append(W)
         biases.append(W.new_zeros(len(W)) if b is None else b)
-    cell = elman(layer.activation)
+        activation = layer.activation  # the same for all
+    cell = elman(activation)
     engine = engines.load(engines.resolve("auto", cell, x.device.type))
     assert engine is not None
     plan = SweepPlan(cell, uniform_rows(len(layers), len(x)), engine, checked=False)
