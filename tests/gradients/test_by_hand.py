@@ -336,9 +336,9 @@ def test_inputs_that_do_not_fit_are_refused_as_before():
     chain, batch = problem("stretch and readout")
     with pytest.raises(co.InputError, match=r"reads x \[B, 5\]; got \[3, 4\]"):
         co.BP()(chain, co.Batch(batch.u[:, :4], batch.y), "cross-entropy")
-    with pytest.raises(co.InputError, match="class numbers must lie in 0..2"):
+    with pytest.raises(co.InputError, match=r"class numbers must lie in 0\.\.2"):
         co.BP()(chain, co.Batch(batch.u, batch.y + 3), "cross-entropy")
-    with pytest.raises(co.InputError, match="unknown loss|loss"):
+    with pytest.raises(co.InputError, match="no such loss"):
         co.BP()(chain, batch, "no such loss")
     with pytest.raises(co.InputError, match="frozen"):
         co.BP()(chain.requires_grad_(False), batch, "cross-entropy")
