@@ -1,0 +1,1 @@
+"""What to do with a trained network: export it."""
