@@ -12,7 +12,7 @@ of a sequence.
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
 from ...errors import Unsupported
 from ...networks.chain import Chain
@@ -21,6 +21,7 @@ from ...networks.network import Network
 from ...networks.stack import Stack
 from ...tasks.description import Description
 from .chains import write_chain
+from .kinds import refuse
 from .onnx_writer import OnnxWriter
 from .recurrent import write_recurrent
 from .units import column_names, write_inputs, write_outputs
@@ -68,15 +69,6 @@ def onnx_bytes(net: Net, data: Description | None, about: dict[str, str]) -> byt
     writer.onnx.checker.check_model(model)
     content: bytes = model.SerializeToString()
     return content
-
-
-def refuse(net: Net) -> NoReturn:
-    """Refuse a network of a kind that cannot be exported."""
-    raise Unsupported(
-        f"a network of type {type(net).__name__} cannot be exported: its answers are sequences, "
-        "which it writes one token after the other. Networks with one answer for a sequence or a "
-        "step can be."
-    )
 
 
 def sample_shape(net: Chain, data: Description | None) -> tuple[int, ...]:
