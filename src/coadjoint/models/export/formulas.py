@@ -66,7 +66,7 @@ def translate(
             continue
         arguments = [known[argument] for argument in node.args]
         attributes = {"value": node.value} if node.op == "power" else {}
-        hint = name_of.get(node, node.op)
+        hint = name_of.get(node, "")
         known[node] = writer.apply(node.op, *arguments, name=hint, **attributes)
     results = []
     for output in outputs:

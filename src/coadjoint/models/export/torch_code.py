@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -40,19 +41,19 @@ def torch_code(
     inputs = TorchWriter(text, "inputs", ["x"], "What the network reads, from the columns x.")
     x = Value("x", "float64")
     if data is None:
-        inputs.finish(inputs.apply("cast", x, name="u", dtype=text.dtype))
+        inputs.finish([inputs.apply("cast", x, dtype=text.dtype)])
     else:
-        inputs.finish(write_inputs(inputs, data, x))
+        inputs.finish([write_inputs(inputs, data, x)])
     if isinstance(net, Chain):
         forward = TorchWriter(text, "forward", ["x"], "The pre-outputs of samples.")
-        forward.finish(write_chain(forward, net, Value("x", text.dtype)))
+        forward.finish([write_chain(forward, net, Value("x", text.dtype))])
     elif isinstance(net, Network | Stack):
         write_forward(text, net)
     else:
         refuse(net)
     outputs = TorchWriter(text, "outputs", ["a"], "Answers from pre-outputs, in float64.")
     a = Value("a", text.dtype)
-    outputs.finish(write_answers(outputs, net, data, a))
+    outputs.finish([write_answers(outputs, net, data, a)])
     return assemble(net, data, text, version), text.tensors
 
 
@@ -72,7 +73,7 @@ def write_forward(text: ModuleText, net: Network | Stack) -> None:
     if every:
         a = writer.apply("where", alive, a, float("nan"), name="a", dtype=dtype)
         a = writer.apply("transpose", a, order=(1, 0, 2), name="a")
-    writer.finish(a)
+    writer.finish([a])
 
 
 def write_answers(writer: TorchWriter, net: Net, data: Description | None, a: Value) -> Value:
@@ -99,9 +100,9 @@ def assemble(net: Net, data: Description | None, text: ModuleText, version: str)
         count = net.inputs if data is None else len(column_names(data))
         parts.append(f"COLUMN_COUNT = {count}\n")
     code = "\n".join(line for method in text.methods for line in method)
-    helpers = {"scan(": template.SCAN, "reverse(": template.REVERSE, "last(": template.LAST}
+    helpers = {"scan": template.SCAN, "reverse": template.REVERSE, "last": template.LAST}
     for call, helper in helpers.items():
-        if f" {call}" in code:
+        if re.search(rf"(?<![\w.]){call}\(", code):
             parts.append(helper)
     if not is_chain:
         parts.append(template.PADDED)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...networks.recurrence import Recurrence
+from .torch_lines import Line, write_lines
 from .writer import Argument, Body, Value, Writer
 
 SPELLING = {
@@ -55,6 +56,7 @@ SAME_IN_TORCH = (
     "abs", "sign",
 )  # fmt: skip
 SPELLING.update({op: f"torch.{op}({{0}})" for op in SAME_IN_TORCH})
+INFIX = ("add", "sub", "mul", "div", "neg", "power", "less", "equal", "and", "mod")
 METHODS = ("inputs", "outputs", "predict", "predict_proba")  # of the generated class
 # What the code of a method calls, which no variable may hide.
 GLOBALS = ("torch", "nn", "functional", "math", "len", "zip", "self", "scan", "reverse", "last")
@@ -101,19 +103,26 @@ class TorchWriter(Writer):
         self.dtype = text.dtype
         self.taken.update(GLOBALS, parameters)
         head = ", ".join(("self", *parameters))
-        self.lines = [f"def {name}({head}):", f'    """{sentence}"""']
+        self.head = [f"def {name}({head}):", f'    """{sentence}"""']
+        self.lines: list[Line] = []
 
-    def finish(self, *results: Value | str) -> None:
+    def finish(self, results: Sequence[Value], as_tuple: bool = False) -> None:
         """Return these from the method, and add it to the class."""
-        names = [value.name if isinstance(value, Value) else value for value in results]
-        self.lines.append(f"    return {', '.join(names)}")
-        self.text.methods.append(self.lines)
+        names = [value.name for value in results]
+        written = write_lines(self.lines, names, self.unique)
+        *before, end = [written[: -len(names)], ", ".join(written[-len(names) :])]
+        comma = "," if as_tuple and len(names) == 1 else ""
+        body = [f"    {line}" for line in before[0]]
+        self.text.methods.append([*self.head, *body, f"    return {end}{comma}"])
 
-    def line(self, expression: str, name: str, dtype: str) -> Value:
-        """A variable that holds the value of an expression."""
-        unique = self.unique(name)
-        self.lines.append(f"    {unique} = {expression}")
-        return Value(unique, dtype)
+    def line(self, expression: str, name: str, dtype: str, op: str = "y") -> Value:
+        """A variable that holds the value of an expression.
+
+        One without a name is written where it is read, if that is once; op: how it is called else.
+        """
+        target = self.unique(name) if name else f"<{len(self.lines)}>"
+        self.lines.append(Line((target,), expression, op, op in INFIX))
+        return Value(target, dtype)
 
     def constant(self, value: Tensor, name: str, as_it_is: bool = False) -> Value:
         """A parameter of the module; what has a type of its own is a buffer."""
@@ -146,7 +155,7 @@ class TorchWriter(Writer):
             expression = f"functional.conv2d({', '.join(texts)}, {options})"
         else:
             expression = SPELLING[op].format(*texts, dtype=result, **attributes)
-        return self.line(expression, name or op, result)
+        return self.line(expression, name, result, op)
 
     def affine(self, x: Value, W: Tensor, b: Tensor | None, name: str) -> Value:
         """An nn.Linear."""
@@ -157,16 +166,18 @@ class TorchWriter(Writer):
         self.text.tensors[f"{unique}.weight"] = W.detach()
         if b is not None:
             self.text.tensors[f"{unique}.bias"] = b.detach()
-        return self.line(f"self.{unique}({x.name})", name, x.dtype)
+        return self.line(f"self.{unique}({x.name})", "", x.dtype, name)
 
     def first_state(self, x0: Tensor, u: Value, name: str) -> Value:
         """The vector x0 for each sample of u [T, B, .]."""
+        if not x0.any():
+            return self.line(f"{u.name}.new_zeros({u.name}.shape[1], {len(x0)})", name, self.dtype)
         start = self.constant(x0, name)
         return self.line(f"{start.name}.expand({u.name}.shape[1], -1)", name, start.dtype)
 
     def reverse(self, y: Value, lengths: Value) -> Value:
         """Each sample's own steps in reverse order."""
-        return self.line(f"reverse({y.name}, {lengths.name})", "reversed_", y.dtype)
+        return self.line(f"reverse({y.name}, {lengths.name})", "backwards", y.dtype)
 
     def last(self, y: Value, lengths: Value) -> Value:
         """Each sample's last step."""
@@ -187,15 +198,14 @@ class TorchWriter(Writer):
         sentence = f"One step: the new {', '.join(slots)}."
         inner = TorchWriter(self.text, method, [*inputs, *slots], sentence)
         slices = [Value(text, value.dtype) for text, value in zip(inputs, sequences, strict=True)]
-        inner.finish(*body(inner, slices, [Value(slot, self.dtype) for slot in slots]))
-        if len(slots) == 1:
-            inner.lines[-1] += ","  # a tuple, also of one slot
+        new = body(inner, slices, [Value(slot, self.dtype) for slot in slots])
+        inner.finish(new, as_tuple=True)
         read = ", ".join(value.name for value in sequences)
         first = ", ".join(value.name for value in starts)
         states = self.unique(f"{name}_states")
         ends = self.unique(f"{name}_ends")
         call = f"scan(self.{method}, [{read}], [{first}], {alive.name})"
-        self.lines.append(f"    {states}, {ends} = {call}")
+        self.lines.append(Line((states, ends), call))
         count = range(len(slots))
         all_steps = [Value(f"{states}[{i}]", self.dtype) for i in count]
         return all_steps, [Value(f"{ends}[{i}]", self.dtype) for i in count]
@@ -229,7 +239,7 @@ class TorchWriter(Writer):
         if layer.x0.detach().any():
             arguments.append(self.starts_of_built_in(layer, u, name))
         h = self.unique(f"{name}_h")
-        self.lines.append(f"    {h}, _ = self.{unique}({', '.join(arguments)})")
+        self.lines.append(Line((h, "_"), f"self.{unique}({', '.join(arguments)})"))
         y = Value(h, self.dtype)
         end = self.last(y, lengths)
         return (self.reverse(y, lengths) if reverse else y), end
