@@ -14,6 +14,7 @@ kinds          what is refused
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def write_onnx(net: Net, data: Description | None, path: Path) -> Exported:
     """Write an ONNX file, and run it if onnxruntime is installed."""
     content = onnx_bytes(net, data, describe_columns(net, data))
     try:
-        import onnxruntime
+        onnxruntime = importlib.import_module("onnxruntime")
     except ImportError:
         files.replace(path, content)
         note = "onnxruntime is not installed: the file was not run. pip install onnxruntime"
@@ -144,8 +145,8 @@ def write_torch(net: Net, data: Description | None, path: Path) -> Exported:
 
     checks = compare(net, data, answer)
     refuse_if_wrong(checks, "torch")
-    for file, written in zip(paths, (code, content), strict=True):
-        files.replace(file, written)
+    files.replace(paths[0], code)
+    files.replace(paths[1], content)
     return Exported(paths, tuple(checks))
 
 

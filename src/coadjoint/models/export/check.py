@@ -68,7 +68,9 @@ def compare(net: Net, data: Description | None, answer: Answer) -> list[Check]:
     return checks
 
 
-def relative_difference(net: Net, data: Description | None, drawn: Drawn, found: np.ndarray) -> float:
+def relative_difference(
+    net: Net, data: Description | None, drawn: Drawn, found: np.ndarray
+) -> float:
     """The largest difference of the outputs, in units of the largest of them.
 
     Numbers are compared without the mean and the scale of the targets.
@@ -185,7 +187,7 @@ def draw_sheet(data: Description, lengths: np.ndarray, generator: np.random.Gene
 
 
 def columns_of(sheet: Sheet, data: Description, steps: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The columns of a sheet, padded with NaN to [B, steps, columns], and each sequence's inputs."""
+    """The columns, padded with NaN to [B, steps, columns], and the inputs of each sequence."""
     values = sheet.u
     if data.gap:
         values = np.column_stack([values, times_since(sheet)])

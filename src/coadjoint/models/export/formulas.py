@@ -16,7 +16,12 @@ from ...networks.effective_weights import EffectiveWeights
 from ...networks.recurrence import Recurrence
 from .writer import Argument, Value, Writer
 
-BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div}
+BINARY: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+}
 
 
 def write_formula(
@@ -77,9 +82,7 @@ def translate(
     return results
 
 
-def fold_constants(
-    writer: Writer, cell: Cell, layer: Recurrence, prefix: str
-) -> dict[Node, Value]:
+def fold_constants(writer: Writer, cell: Cell, layer: Recurrence, prefix: str) -> dict[Node, Value]:
     """The values of what depends on the per-unit parameters alone, computed by torch.
 
     So expm1 and log1p of parameters keep their digits in a format that has neither.

@@ -126,7 +126,7 @@ def activate_output(writer: OnnxWriter, net: Net, a: Value) -> Value:
 
 
 def write_labels(writer: OnnxWriter, labels: list[str], a: Value, alive: Value | None) -> str:
-    """The label of the largest output, "" where there is no step; returns the name of the output."""
+    """The label of the largest output, "" where there is no step, by the name of that output."""
     words = writer.strings(labels, "labels")
     number = writer.node("ArgMax", [a], "number", "int64", axis=-1, keepdims=0)
     if alive is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
 from types import ModuleType
@@ -30,13 +31,12 @@ SERIES_OF_LOG = 0.5  # below this |a|, log1p(a) is 2 atanh(a / (2 + a)), which k
 def import_onnx() -> ModuleType:
     """The package onnx; MissingError if it is not installed."""
     try:
-        import onnx
+        return importlib.import_module("onnx")
     except ImportError:
         raise MissingError(
             "an ONNX file needs the package onnx: pip install onnx onnxruntime, or "
             "pip install '.[export]' in a clone."
         ) from None
-    return onnx
 
 
 class OnnxWriter(Writer):
@@ -139,13 +139,13 @@ class OnnxWriter(Writer):
         return self.node("Pow", [values[0], self.scalar(value, dtype)], name, dtype)
 
     def write_gelu(self, values: Sequence[Value], name: str, dtype: str) -> Value:
-        """z (1 + erf(z / sqrt 2)) / 2."""
+        """The product z (1 + erf(z / sqrt 2)) / 2."""
         (z,) = values
         phi = self.apply("add", self.apply("erf", self.apply("div", z, math.sqrt(2))), 1.0)
         return self.apply("mul", self.apply("mul", z, 0.5), phi, name=name)
 
     def write_silu(self, values: Sequence[Value], name: str, dtype: str) -> Value:
-        """z sigmoid(z)."""
+        """The product z sigmoid(z)."""
         return self.apply("mul", values[0], self.apply("sigmoid", values[0]), name=name)
 
     def write_cast(self, values: Sequence[Value], name: str, dtype: str) -> Value:
@@ -318,7 +318,9 @@ class OnnxWriter(Writer):
         """Each sample's last step, as the only term that a sum over time leaves."""
         t = self.apply("reshape", self.apply("steps", y, dtype="int64"), shape=(-1, 1, 1))
         ends = self.node("Sub", [lengths, self.integers(1)], "ends", "int64")
-        is_last = self.apply("equal", t, self.apply("reshape", ends, shape=(1, -1, 1)), dtype="bool")
+        is_last = self.apply(
+            "equal", t, self.apply("reshape", ends, shape=(1, -1, 1)), dtype="bool"
+        )
         kept = self.apply("where", is_last, y, 0.0, dtype=y.dtype)
         return self.apply("sum", kept, axis=0, keep=False, name="last")
 
@@ -384,9 +386,7 @@ class OnnxWriter(Writer):
         if kind == "gru":  # b_n is added before the reset gate acts
             of_states[2 * d :] = layer.p["b_n"].detach()
         biases = torch.cat([of_inputs.detach().float(), of_states])
-        count = self.node(
-            "Cast", [lengths], "steps", "int32", to=self.onnx.TensorProto.INT32
-        )
+        count = self.node("Cast", [lengths], "steps", "int32", to=self.onnx.TensorProto.INT32)
         starts = []
         for slot, x0 in enumerate(layer.x0.detach().split(d)):
             start = self.first_state(x0, u, f"{name}_x0_{slot}")

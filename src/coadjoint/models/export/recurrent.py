@@ -209,7 +209,7 @@ def summarise(writer: Writer, net: Readout, h: Value, lengths: Value, alive: Val
 
 
 def log_tanh(writer: Writer, log_m: Value) -> Value:
-    """log tanh(m) from log m, by the formulas of `networks.readout.tilted_tanh`."""
+    """The logarithm of tanh(m) from log m, by the formulas of `networks.readout.tilted_tanh`."""
     low = writer.apply("clip", log_m, low=-20.0, high=0.0)
     of_small = writer.apply("log", writer.apply("tanh", writer.apply("exp", low)))
     large = writer.apply("exp", writer.apply("clip", log_m, low=0.0, high=5.8), name="large")

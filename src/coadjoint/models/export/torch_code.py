@@ -29,9 +29,7 @@ other number is a word that training did not know."""
 OF_NUMBERS = "x holds numbers as the network reads them."
 
 
-def torch_code(
-    net: Net, data: Description | None, version: str
-) -> tuple[str, dict[str, Tensor]]:
+def torch_code(net: Net, data: Description | None, version: str) -> tuple[str, dict[str, Tensor]]:
     """The text of a Python file for a network in evaluation mode, and its tensors by name.
 
     data: what the network knows about its data; None: it reads and returns numbers as they are.
@@ -92,7 +90,9 @@ def write_answers(writer: TorchWriter, net: Net, data: Description | None, a: Va
 
 def assemble(net: Net, data: Description | None, text: ModuleText, version: str) -> str:
     """The whole file."""
-    parts = [template.HEAD.format(version=version, about=OF_NUMBERS if data is None else OF_COLUMNS)]
+    parts = [
+        template.HEAD.format(version=version, about=OF_NUMBERS if data is None else OF_COLUMNS)
+    ]
     is_chain = isinstance(net, Chain)
     if data is not None:
         parts += write_names(data)
@@ -125,17 +125,18 @@ def write_names(data: Description) -> list[str]:
     else:
         parts.append(write_list("TARGETS", data.targets or data.numeric))
     if data.categories:
-        lines = [f"    {ascii(name)}: {ascii(words)},\n" for name, words in data.categories.items()]
+        lines = [f"    {name!a}: {words!a},\n" for name, words in data.categories.items()]
         parts.append(f"WORDS = {{\n{''.join(lines)}}}\n")
     return parts
 
 
 def write_list(name: str, words: Sequence[str]) -> str:
     """A list of strings as a constant; a short one on one line."""
-    plain = f"{name} = {ascii(list(words))}\n"
+    plain = f"{name} = {list(words)!a}\n"
     if len(plain) <= 100:
         return plain
-    return f"{name} = [\n{''.join(f'    {ascii(word)},{chr(10)}' for word in words)}]\n"
+    lines = [f"    {word!a},\n" for word in words]
+    return f"{name} = [\n{''.join(lines)}]\n"
 
 
 def write_predict(net: Net, data: Description | None) -> list[str]:
