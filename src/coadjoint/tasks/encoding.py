@@ -119,7 +119,7 @@ def encode_categories(sheet: Sheet, description: Description) -> list[np.ndarray
     if width and need > MOST_BYTES:
         raise DataError(
             f"{sheet.path}: {width} inputs for words in {len(sheet.u):,} rows take {need:,} bytes, "
-            f"more than {MOST_BYTES:,}. Leave columns out of --categorical, or use fewer rows."
+            f"more than {MOST_BYTES:,}. Use fewer rows, or train on fewer columns of words."
         )
     blocks = []
     for name, words in description.categories.items():
@@ -254,8 +254,8 @@ def encode_gap(sheet: Sheet, description: Description) -> list[np.ndarray]:
         return []
     if sheet.time is None:
         raise DataError(
-            f"{sheet.path} has no times, and the network reads the time since the row before "
-            "(--gaps). Add a column of times."
+            f"{sheet.path} has no times, and the network reads the time since the row before. Add "
+            "a column of times, or name it with --time."
         )
     if bool(gap["dates"]) != sheet.has_dates:
         kinds = ("numbers", "dates")
