@@ -6,12 +6,14 @@ import json
 import math
 import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from coadjoint.cli.schema import READING_KEYS, DataSection
+from coadjoint.errors import MissingError
 from coadjoint.tasks.description import PREDICTION_OPTIONS
 from coadjoint.training import predict as predict_module
 from coadjoint.training.predict import load_model
@@ -190,6 +192,12 @@ class TestRows:
         assert code == 2
         assert "expected one of .csv, .tsv, .csv.gz" in err
         assert not (here / name).exists()
+
+    def test_a_format_without_its_package_is_refused_before_any_work(self, coadjoint, monkeypatch):
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        code, _, err = coadjoint("predict", "nowhere", "nothing.csv", "--out", "p.parquet")
+        assert code == MissingError.exit_code
+        assert "needs pyarrow: pip install 'coadjoint[data]'" in err
 
     def test_formats_follow_the_name(self, coadjoint):
         write("new.csv", gap(series(), 4))
