@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, InputError, one_line, real
+from ..errors import InputError, one_line
 from ..objectives.batch import Batch
 from .asked import find_asked_rows
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
@@ -30,6 +30,7 @@ from .encoding import (
     check_encoding_options,
     measure_encodings,
     notes_on_encodings,
+    notes_on_words,
     refuse_unfit_words,
 )
 from .files import read
@@ -37,6 +38,7 @@ from .files.kept import read_columns
 from .files.packed import table_stem
 from .files.sheet import Options, Sheet, quote_names
 from .judging import JudgedCollection
+from .option_checks import check_choice, check_noise, check_window, refuse_options_of_time
 from .overview import Overview, make_overview
 from .prediction import Prediction
 from .preparation import (
@@ -55,18 +57,6 @@ from .preparation import (
 from .scaling import features_with_gaps, inputs_of, measure_scale, samples_of, sequences_of
 from .shares import divide
 from .task import Index, Samples, Sequences, pairs_of_text
-
-# Values of options that have no meaning for samples without time, and what to do instead.
-VALUES_OF_TIME = {
-    "kind": ("next",),
-    "at": ("every",),
-    "missing": ("ffill",),
-    "irregular": ("allow",),
-}
-ADVICE_ON_TIME = {
-    "kind": "Pass --kind classify, regress or reconstruct.",
-    "missing": "Pass --missing drop or --missing mask.",
-}
 
 
 class Data(JudgedCollection):
@@ -296,8 +286,9 @@ class Data(JudgedCollection):
         if first.shape is not None:
             description = SampleDescription(**vars(description), shape=list(first.shape))
             arrange = samples_of
+        notes += notes_on_encodings(cuts["train"].sheet, description)
         for cut in cuts.values():
-            notes += notes_on_encodings(cut.sheet, description)
+            notes += notes_on_words(cut.sheet, description)
         inputs = {name: inputs_of(cut.sheet, description) for name, cut in cuts.items()}
         sets = {}
         for name, part in parts.items():
@@ -414,45 +405,6 @@ class Data(JudgedCollection):
         mean, std = (scale.reshape(-1, *(1 for _ in shape[1:])) for scale in scales)
         images = values.double().reshape(-1, *shape) * std + mean
         return images if len(shape) == 3 else images[:, None]
-
-
-def check_choice(flag: str, value: str, known: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of `known`."""
-    if value not in known:
-        raise ConfigError(f"--{flag} must be {' or '.join(known)}; got {value!r}.")
-
-
-def check_window(window: object, kind: str | None) -> None:
-    """Refuse a window that is not a whole number of rows, two or more to predict the next."""
-    least = 2 if kind == "next" else 1
-    if window is not None and (type(window) is not int or window < least):
-        raise ConfigError(
-            f"--window must be a whole number of rows, at least {least}; got {window!r}."
-        )
-
-
-def check_noise(noise: float, kind: str | None, missing: str) -> None:
-    """Refuse noise where inputs are not reconstructed, and masks where they are."""
-    real("noise", noise, least=0)
-    if noise and kind != "reconstruct":
-        raise ConfigError(
-            f"--noise {noise:g} is on inputs that are to be reconstructed: pass --kind reconstruct."
-        )
-    if kind == "reconstruct" and missing == "mask":
-        raise ConfigError(
-            "--missing mask adds inputs that cannot be reconstructed. Pass --missing drop."
-        )
-
-
-def refuse_options_of_time(**given: object) -> None:
-    """Refuse options that have no meaning for samples without time; given: options by name."""
-    for name, value in given.items():
-        is_of_time = value in VALUES_OF_TIME.get(name, ())
-        if is_of_time or (name in ("time", "window") and value not in (None, "")):
-            raise ConfigError(
-                f"--{name} {one_line(value)} needs sequences of time steps; the rows here are "
-                f"samples without time. {ADVICE_ON_TIME.get(name, 'Leave it out.')}"
-            )
 
 
 def notes_on_constants(constant: list[str], first: Sheet) -> list[str]:

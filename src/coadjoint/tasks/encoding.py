@@ -141,10 +141,21 @@ def encode_categories(sheet: Sheet, description: Description) -> list[np.ndarray
 
 
 def notes_on_encodings(sheet: Sheet, description: Description) -> list[str]:
-    """Return notes on rare and unknown words, and on even times, which say nothing as an input."""
+    """Return notes on the inputs that are made of words and of gaps in the training file."""
     notes = []
+    if description.categories:
+        counts = [f"'{one_line(name)}' ({len(w)})" for name, w in description.categories.items()]
+        notes.append(f"words as inputs: {', '.join(counts)}")
+    if description.gap:
+        notes.append(f"input for gaps in time: '{one_line(description.input_names[-1])}'")
     if description.gap and sheet.describe_uneven_step() is None:
         notes.append(f"the time steps of {sheet.path} are even: --gaps adds nothing to learn from")
+    return notes
+
+
+def notes_on_words(sheet: Sheet, description: Description) -> list[str]:
+    """Return notes on words that training did not know, and on those that share an input."""
+    notes = []
     for name, words in description.categories.items():
         has_rest = len(description.shares[name]) > len(words)
         column = sheet.u[:, sheet.features.index(name)]

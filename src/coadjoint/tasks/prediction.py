@@ -15,7 +15,7 @@ from ..objectives.batch import Batch
 from .asked import AskedRows
 from .cutting import Piece, PreparedSheet
 from .description import Description
-from .encoding import notes_on_encodings
+from .encoding import notes_on_words
 from .files.kept import Column
 from .files.sheet import quote_names
 from .scaling import arrange_samples
@@ -43,7 +43,7 @@ class Prediction:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was chosen or left out when the file was read."""
-        of_words = notes_on_encodings(self.cut.sheet, self.description)
+        of_words = notes_on_words(self.cut.sheet, self.description)
         return (*self.cut.sheet.notes, *self.cut.notes, *of_words)
 
     @property

@@ -425,8 +425,7 @@ def check_columns(name: str, columns: object) -> None:
 
 def nonzero_std(scale: RunningScale) -> list[float]:
     """The standard deviations of a scale, 1 where a column has not varied."""
-    values: list[float] = np.where(scale.std > 0, scale.std, 1.0).tolist()
-    return values
+    return [float(x) for x in np.where(scale.std > 0, scale.std, 1.0)]
 
 
 def regression_scores(

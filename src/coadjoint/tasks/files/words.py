@@ -89,10 +89,8 @@ def choose_categorical(roles: Roles, surveys: dict[str, Survey]) -> Roles:
             chosen.append(name)
     of_words = {name for name, survey in surveys.items() if survey.is_of_words}
     features = [name for name in roles.features if name not in of_words or name in chosen]
-    notes = list(roles.notes) + left_out
-    if chosen:
-        notes.append(f"categorical: {quote_names(chosen)}")
-    return replace(roles, features=tuple(features), categorical=tuple(chosen), notes=tuple(notes))
+    notes = (*roles.notes, *left_out)
+    return replace(roles, features=tuple(features), categorical=tuple(chosen), notes=notes)
 
 
 def check_categorical(roles: Roles, options: Options, problems: Problems) -> Roles:
