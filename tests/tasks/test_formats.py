@@ -11,6 +11,7 @@ import pytest
 from coadjoint.errors import CoadjointError, ConfigError, DataError, MissingError
 from coadjoint.tasks.data import Data
 from coadjoint.tasks.files import packed, read
+from coadjoint.tasks.files.kept import read_columns
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.tasks.files.stream import File
 from paths import put
@@ -412,6 +413,16 @@ class TestWide:
             described["reading"] |= bad
             with pytest.raises(CoadjointError, match="damaged"):
                 Data.for_prediction(described, tmp_path / "d.csv")
+
+
+def test_columns_are_kept_of_every_table(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    feather = pytest.importorskip("pyarrow.feather")
+    feather.write_feather(pa.table({"a": [1.5, 2.5], "b": ["x", "y"]}), str(tmp_path / "d.feather"))
+    path = put(tmp_path, "d.csv.gz", gzip.compress(as_index("a,b\n1.5,x\n2.5,y\n").encode()))
+    for file in (path, tmp_path / "d.feather"):
+        (column,) = read_columns(file, Options(use="predict"), ["b"])
+        assert list(column.values) == ["x", "y"]
 
 
 def test_compressed_files_hold_no_more_than_their_text(tmp_path):
