@@ -174,9 +174,14 @@ def notes_on_words(sheet: Sheet, description: Description) -> list[str]:
 
 
 def check_encoding_options(
-    categorical: tuple[str, ...], gaps: bool, kind: str | None, rows: str
+    categorical: tuple[str, ...], gaps: bool, kind: str | None, rows: str, wide: bool
 ) -> None:
     """Refuse inputs beside the features where inputs are to be reconstructed, or have no time."""
+    if wide and categorical:
+        raise ConfigError(
+            "--categorical names columns of words, but with --wide the columns are time steps. "
+            "Leave it out."
+        )
     if kind == "reconstruct" and categorical:
         raise ConfigError(
             "--categorical adds inputs that cannot be reconstructed. Leave the columns out with "
