@@ -26,7 +26,8 @@ MUSIC_STEPS = 60  # of a piece, to tell its collection
 def package_file(package: str, path: str) -> Path:
     """A file inside an installed package, which need not be imported for it."""
     spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.origin is not None, f"pip install {package}"
+    assert spec is not None, f"pip install {package}"
+    assert spec.origin is not None
     return Path(spec.origin).parent / path
 
 
