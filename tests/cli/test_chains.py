@@ -257,7 +257,7 @@ def test_an_autoencoder_predicts_its_inputs(coadjoint, words):
     assert (code, err) == (0, "")
     assert coadjoint("predict", "run", data, "--out", "out.csv")[0] == 0
     found = list(csv.reader(Path("out.csv").read_text().splitlines()))
-    assert found[0] == ["id", "prediction a", "prediction b", "prediction c"]
+    assert found[0] == ["row", "prediction a", "prediction b", "prediction c"]
     net, description = load_model("run")
     assert isinstance(net.maps[-1], co.maps.Tied)
     d = description["data"]

@@ -194,6 +194,7 @@ FINITE = [
     ({"confirm": 5}, "--confirm has no effect on a finite set"),
     ({"epochs": 5, "steps": 5}, "--steps and --epochs both limit the run"),
     ({"patience": 5}, "--patience needs a validation set"),
+    ({"select": "loss"}, "--select needs a validation set"),
 ]
 
 

@@ -258,6 +258,7 @@ TRAIN = {
     "confirm": (4, WHOLE),
     "probes": (2, WHOLE),
     "patience": (None, WHOLE),
+    "select": (None, (3, "x", [], Odd())),
     "nonfinite": ("stop", NAME),
     "folder": (None, FOLDER),
     "checkpoint": (1, WHOLE),

@@ -496,7 +496,8 @@ def test_predictions_do_not_depend_on_the_order_of_columns(tmp_path):
     ]
     assert rows[0] == rows[1] == rows[2]
     assert [r["id"] for r in rows[0]] == [f"s{i}" for i in range(7)]
-    assert list(rows[0][0]) == ["id", "time", "prediction", "probability down", "probability up"]
+    names = ["row", "id", "time", "prediction", "probability down", "probability up"]
+    assert list(rows[0][0]) == names
     for a, b in zip(rows[0], rows[3], strict=True):
         p = {k: float(a[f"probability {k}"]) for k in ("down", "up")}
         assert a["prediction"] == b["prediction"] == max(p, key=p.get)
@@ -524,7 +525,7 @@ def test_next_step_predictions_reach_beyond_the_end(tmp_path):
     data = Data.read(path, kind="next", window=8)
     out = predicted(Data.for_prediction(data.describe(), path), network(data), tmp_path / "out.csv")
     assert [r["time"] for r in out] == [str(t) for t in range(40)]
-    assert list(out[0]) == ["id", "time", "prediction a", "prediction b"]
+    assert list(out[0]) == ["row", "id", "time", "prediction a", "prediction b"]
 
 
 def test_files_that_do_not_suit_the_network_are_refused(tmp_path):
@@ -532,7 +533,7 @@ def test_files_that_do_not_suit_the_network_are_refused(tmp_path):
     d = data.describe()
     with refused(["column 'b' is missing", "Not needed: 'bb'.", "Should 'bb' be called 'b'?"]):
         Data.for_prediction(d, put(tmp_path, "a.csv", table(3).replace(",b,", ",bb,")))
-    with refused(["no column 'id' with the id, as the training file has."]):
+    with refused(["no column 'id' with the id, as the training file has: pass --id NAME"]):
         Data.for_prediction(d, put(tmp_path, "b.csv", "a,b,time\n1,2,3\n"))
     np.save(tmp_path / "c.npy", np.zeros((2, 3, 2)))
     with refused(["no column names", "'a', 'b'"]):

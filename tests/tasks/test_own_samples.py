@@ -632,14 +632,14 @@ class TestReconstruction:
         prediction = Data.for_prediction(description, tmp_path / "x.npy")
         batches = [batch.u for _, batch in prediction.batches(6)]
         rows = list(prediction.rows(batches))
-        assert rows[0][:3] == ["id", "prediction x0[0, 0]", "prediction x0[0, 1]"]
+        assert rows[0][:3] == ["row", "prediction x0[0, 0]", "prediction x0[0, 1]"]
         assert rows[0][-1] == "prediction x1[2, 1]"
         values = np.array([row[1:] for row in rows[1:]], dtype=float)
         np.testing.assert_allclose(values, x.reshape(20, 12), rtol=1e-4, atol=1e-5)
         table_data = read(put(tmp_path, "d.csv", table()[1]), kind="reconstruct", target="label")
         new = put(tmp_path, "new.csv", "a,b\n1,2\n3,4\n")
         prediction = Data.for_prediction(table_data.describe(), new)
-        assert next(prediction.rows([])) == ["id", "prediction a", "prediction b"]
+        assert next(prediction.rows([])) == ["row", "prediction a", "prediction b"]
 
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -692,7 +692,7 @@ class TestPrediction:
         mean, std = np.array(data.description.mean), np.array(data.description.std)
         np.testing.assert_allclose(batch.u, ([[1, 2], [3, 4]] - mean) / std, rtol=1e-5)
         rows = list(prediction.rows([torch.tensor([[0.0, 2.0], [1.0, 0.0]])]))
-        assert rows[0] == ["id", "prediction", "probability down", "probability up"]
+        assert rows[0] == ["row", "prediction", "probability down", "probability up"]
         assert [row[:2] for row in rows[1:]] == [["0", "up"], ["1", "down"]]
 
     def test_what_was_trained_on_is_read_again_alike(self, tmp_path):
@@ -713,7 +713,7 @@ class TestPrediction:
         write_predictions(prediction, tmp_path / "out.csv", self.outputs(prediction, 2))
         with open(tmp_path / "out.csv") as file:
             rows = list(csv.reader(file))
-        assert rows[0] == ["id", "prediction y0", "prediction y1"]
+        assert rows[0] == ["row", "prediction y0", "prediction y1"]
         assert [row[0] for row in rows[1:]] == [str(i) for i in range(20)]
 
     def test_batches_of_large_samples_are_small(self, tmp_path, monkeypatch):

@@ -1081,7 +1081,7 @@ def test_the_command_learns_resumes_and_leaves_a_model(words, here, coadjoint):
     assert "one has already ended" in out
     code, out, _ = coadjoint("predict", "one", "d.csv")
     assert code == 0, out
-    assert "1 sequences -> predictions.csv" in out
+    assert "rows of 1 sequence -> predictions.csv" in out
     assert len((here / "predictions.csv").read_text().splitlines()) == 61
 
 

@@ -1,11 +1,14 @@
 """load_model and predict do in Python what `coadjoint predict` does on the command line."""
 
 import csv
+import re
 import shutil
 
 import pytest
 import torch
+import typer
 
+from coadjoint.cli import app
 from coadjoint.errors import DataError, KindError, StorageError
 from coadjoint.training.predict import load_model, predict
 from paths import DATA
@@ -71,16 +74,20 @@ def test_a_run_of_a_task_has_no_file_to_predict_for(tmp_path):
 HEADER = "id,u,v,class\n"
 UNREADABLE = {
     "blank": (HEADER + "s,1,2,\ns,,3,\n",
-        "Fill them in: the run was trained with --missing refuse."),
+        "Fill them in, or pass --missing drop|ffill."),
     "column": (HEADER + "s,1,,\ns,2,,\n",
         "every value is missing. Fill it in: the model needs it."),
-    "word": (HEADER + "s,1,x,\n", '"x" is not a number. Fix the value.'),
+    "word": (HEADER + "s,1,x,\n",
+        '"x" is not a number. Fix the value, or leave the cell blank and pass --missing drop|'),
     "comma": (HEADER + 's,1,"0,5",\n',
-        "has a decimal comma. Write numbers as in the training file."),
+        "has a decimal comma. Pass --decimal ','."),
     "digits": (HEADER + "s,1,9007199254740993,\n", "Scale it in both files."),
-    "separator": ("id;u;v\ns;1;2\n", "Separate columns by ',', as in the training file."),
+    "separator": ("id;u;v\ns;1;2\n", "the file looks ;-separated. Pass --sep ';'."),
     "header": ("1,2,3\n4,5,6\n", "Add a header, which the training file has."),
     "renamed": ("id,u,vv\ns,1,2\n", "Should 'vv' be called 'v'?"),
+    "no id": ("name,u,v\ns,1,2\n", "pass --id NAME if it is called otherwise, --id '' if there is"),
+    "large": (HEADER + "s,1,1e300,\n", "is not finite in float32. Scale the column."),
+    "role": (HEADER + "s,1,2,\n", "column 'u' is both the time and an input. Pass another --time."),
 }  # fmt: skip
 
 
@@ -88,8 +95,10 @@ UNREADABLE = {
 def test_predict_advises_nothing_that_it_has_no_flag_for(tmp_path, coadjoint, name):
     content, words = UNREADABLE[name]
     (tmp_path / "new.csv").write_text(content)
-    code, _, err = coadjoint("predict", str(FOLDERS / "data"), str(tmp_path / "new.csv"))
+    flags = ["--time", "u"] if name == "role" else []
+    code, _, err = coadjoint("predict", str(FOLDERS / "data"), str(tmp_path / "new.csv"), *flags)
     assert code == 3
     assert words in err
-    assert " pass -" not in err.lower()
-    assert "--features" not in err
+    parameters = typer.main.get_command(app).commands["predict"].params
+    known = {option for parameter in parameters for option in parameter.opts}
+    assert set(re.findall("--[a-z-]+", err)) <= known

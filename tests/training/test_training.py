@@ -709,11 +709,29 @@ def test_kinds_that_cannot_be_used_are_refused():
         co.train(torch.nn.Linear(1, 1), co.tasks.TemporalOrder(10))
 
 
-def test_patience_needs_something_to_watch():
+@pytest.mark.parametrize("given", [{"patience": 2}, {"select": "loss"}])
+def test_patience_and_selection_need_something_to_watch(given):
     task = Constant()
     task.splits = ()
-    with pytest.raises(InputError, match="patience needs a validation set"):
-        train(regression(), task, patience=2)
+    with pytest.raises(InputError, match=f"{next(iter(given))} needs a validation set"):
+        train(regression(), task, **given)
+
+
+def test_the_loss_may_choose_the_weights_in_place_of_the_metric(monkeypatch):
+    look = validation.evaluate
+    losses = {2: 0.5, 4: 0.7, 6: 0.2, 8: 0.3, 10: 0.4}
+
+    def scripted(net, task, split, seed=0, draw=0, n=1000):
+        return look(net, task, split, seed, draw, n) | {"loss": losses.get(draw, 9.0)}
+
+    monkeypatch.setattr(validation, "evaluate", scripted)
+    given = [9, 3, 2, 4, 5, 6, 7]
+    by_metric = train(regression(), Constant(given), steps=20, every=2, patience=2)
+    assert (by_metric.best_step, by_metric.step, by_metric.selected_by) == (4, 8, "given")
+    by_loss = train(regression(), Constant(given), steps=20, every=2, patience=2, select="loss")
+    assert (by_loss.best_step, by_loss.step, by_loss.selected_by) == (6, 10, "loss")
+    with pytest.raises(InputError, match="unknown metric 'lost'; did you mean 'loss'"):
+        train(regression(), Constant(given), select="lost")
 
 
 class Steady(co.tasks.Collection):

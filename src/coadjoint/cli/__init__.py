@@ -11,16 +11,21 @@ build, build_online  from settings to objects, by the `make` of each package
 chains               which settings mean a network without time, its defaults and its task
 memory               notes on the memory of a gradient
 past                 which settings of a resumed run may change
+baselines            the figures of a run beside those of baselines
+splits               what is split off from the training file, also in older run folders
 progress             progress lines and bars
 train                train, resume, replay
 predict              predict, report
 lists                tasks, cells
-online, compare, diagnose, demo    the commands of these names
+online, compare, tune, diagnose, demo    the commands of these names
 benchmark            bench
 compared_runs        a comparison: laid out, run and collected
 words                the settings of its rows as words
 outcomes, workers    what came of its runs; their processes
 preloaded            imports that these processes share
+study                a search for settings: its trials, each in a process of its own
+study_record         the files of its folder
+search_space         which settings vary, and between which values
 bench/               speed compared with other libraries
 """
 
@@ -34,7 +39,7 @@ from .program import app, main
 
 # Settings are pydantic models; commands without settings run without it.
 try:
-    from . import compare, demo, diagnose, lists, online, predict, train
+    from . import compare, demo, diagnose, lists, online, predict, train, tune
 except ModuleNotFoundError as error:
     if error.name != "pydantic":
         raise
@@ -45,15 +50,17 @@ except ModuleNotFoundError as error:
             "this command needs pydantic, which is not installed: pip install pydantic."
         )
 
-    _WITH_SETTINGS = "train resume online replay compare predict report diagnose tasks cells demo"
+    _WITH_SETTINGS = (
+        "train resume online replay compare tune predict report diagnose tasks cells demo"
+    )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
         app.command(_name, context_settings=_ANY_ARGUMENTS)(_refuse)
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "report", "compare", "online", "diagnose", "replay",
-    "tasks", "cells", "bench",
+    "demo", "train", "resume", "predict", "report", "compare", "tune", "online", "diagnose",
+    "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from .flags import KeyValues, errors_name_flags, flag, given_values, to_plain_di
 from .memory import memory_notes
 from .past import MAY_CHANGE, refuse_if_changed, refuse_if_other_network
 from .schema import Config
+from .splits import explain_lack_of_validation, resolved_split, split_to_read
 
 if TYPE_CHECKING:
     from ..gradients.method import Method
@@ -52,19 +53,23 @@ class Job:
     notes: tuple[str, ...] = ()
 
 
-def build(config: Config, past: CheckpointOutline | None = None) -> Job:
+def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool = False) -> Job:
     """Make the network, the task, the gradient method and the optimiser of a config.
 
-    past: the outline of the checkpoint to resume from, None for a new run. A config that does not
-    match it is refused before anything is built.
+    past: the outline of the checkpoint to resume from, None without one. A config that does not
+    match it is refused before anything is built. has_begun: the config is that of a run folder.
     """
     config = resolve_dependent_keys(config)
     refuse_if_changed(config, past)
     device = choose_device(config.training.device)
     with errors_name_flags():
         set_threads(config.training.threads, chains.widest_layer(config))
-    task = task_of(config)
+    task = task_of(config, has_begun)
+    if not config.training.test_set:
+        hide_test_set(task)
     check_size_settings(config, task)
+    if not has_begun:
+        config = replace_values(config, data={"split": resolved_split(task)})
     config = resolve_defaults(config, task, device)
     refuse_if_other_network(config, task, past)
     net = network_of(config, task, device)
@@ -153,6 +158,18 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
     return replace_values(config, network=network, optimiser={"lr": lr}, training=resolved)
 
 
+def hide_test_set(task: Task) -> None:
+    """Take the test set away from a finite task, so that nothing can look at it."""
+    from ..tasks.task import Collection
+
+    if not isinstance(task, Collection):
+        raise ConfigError(
+            "--no-test-set applies to finite data: this task draws new test sequences each time."
+        )
+    task.sets = {name: kept for name, kept in task.sets.items() if name != "test"}
+    task.splits = tuple(split for split in task.splits if split != "test")
+
+
 def steps_per_epoch(task: Task, batch: int) -> int | None:
     """Training steps in one pass over a finite task; None if the task is generated without end.
 
@@ -188,6 +205,7 @@ SAME_NAMES = (
     "seed",
     "probes",
     "patience",
+    "select",
     "stop_on_success",
     "nonfinite",
     "checkpoint",
@@ -317,15 +335,18 @@ def choose_device(name: str) -> str:
     return name
 
 
-def task_of(config: Config) -> Task:
-    """The built-in task of a config, or the user's own data as a task."""
-    task = chains.restoring_task(config, named_task(config))
+def task_of(config: Config, has_begun: bool = False) -> Task:
+    """The built-in task of a config, or the user's own data as a task.
+
+    has_begun: the config is that of a run folder.
+    """
+    task = chains.restoring_task(config, named_task(config, has_begun))
     chains.refuse_if_mismatched(config, task)
     return task
 
 
-def named_task(config: Config) -> Task:
-    """The task that a config names, or the user's own data as a task."""
+def named_task(config: Config, has_begun: bool) -> Task:
+    """The task that a config names, or the user's own data as a task: see `task_of`."""
     name = config.task.name
     options = given_values(config.task)
     # The task is made without these: its name, and what `curriculum_of` reads for any task.
@@ -333,7 +354,7 @@ def named_task(config: Config) -> Task:
         options.pop(key, None)
     data = given_values(config.data)
     if name is None:
-        return data_task(config, options, data)
+        return data_task(config, options, data, has_begun)
     if "train" in data:
         raise ConfigError(f"task '{name}' and data '{data['train']}' are both given: choose one.")
     if data:
@@ -346,7 +367,7 @@ def named_task(config: Config) -> Task:
     return built_in_task(name, options)
 
 
-def data_task(config: Config, options: KeyValues, data: KeyValues) -> Task:
+def data_task(config: Config, options: KeyValues, data: KeyValues, has_begun: bool) -> Task:
     """The user's own data as a task; data: the keys of [data], with the file under "train".
 
     options: the keys of [task], which apply to built-in tasks only and are refused.
@@ -364,7 +385,18 @@ def data_task(config: Config, options: KeyValues, data: KeyValues) -> Task:
         )
     dtype = "float64" if config.training.precision == 64 else "float32"
     data |= chains.data_options(config)
+    data["metrics"] = asked_metrics(config)
+    data["split"] = split_to_read(config.data, has_begun)
     return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
+
+
+def asked_metrics(config: Config) -> list[str]:
+    """The metrics that --metrics and --select name; "loss" is there without being asked for."""
+    asked = config.data.metrics or []
+    names = [asked] if isinstance(asked, str) else list(asked)
+    if config.training.select not in (None, "loss"):
+        names.append(str(config.training.select))
+    return names
 
 
 def built_in_task(name: str, options: KeyValues) -> Task:
@@ -399,12 +431,12 @@ def check_size_settings(config: Config, task: Task) -> None:
             problems.append(f"--tests {no_effect}")
         if training.confirm is not None:
             problems.append(f"--confirm {no_effect}")
-        if training.patience is not None and "valid" not in task.splits:
-            problems.append(
-                "--patience needs a validation set: give --valid FILE, or a share of --split."
-            )
+        for name in ("patience", "select"):
+            if getattr(training, name) is not None and "valid" not in task.splits:
+                problems.append(explain_lack_of_validation(config, f"--{name}"))
     if problems:
         raise ConfigError("\n".join(problems))
+    task.selector(training.select)  # refuses a metric that the task does not have
 
 
 def curriculum_of(config: Config) -> Easiest | None:

@@ -206,7 +206,7 @@ def load_run_network(run: Path) -> Subject:
             f"{run} learned from a stream, so there are no held-out sequences to examine it on."
         )
     config = setting_flags.read_run_config(run)
-    task = build.task_of(config)
+    task = build.task_of(config, has_begun=True)
     if os.path.lexists(run / "model.safetensors"):
         net, _ = load_model(run, warn)
         return Subject(net, task, config, "weights after training")

@@ -302,6 +302,18 @@ def to_plain_dict(config: Config) -> SectionValues:
     return sections
 
 
+def given_by_user(config: Config) -> SectionValues:
+    """The keys that a file or a flag has set, by section, as a file holds them."""
+    everything = to_plain_dict(config)
+    sections: SectionValues = {}
+    for name, keys in everything.items():
+        given = getattr(config, name).model_fields_set
+        chosen = {key: value for key, value in keys.items() if key in given}
+        if chosen:
+            sections[name] = chosen
+    return sections
+
+
 def help_panel(key: FieldInfo) -> str | None:
     """The title of the group of flags that lists a key in the help; None for its section's."""
     extra = key.json_schema_extra

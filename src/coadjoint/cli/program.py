@@ -127,6 +127,8 @@ def final_status(run: Path, steps: int) -> str | None:
         return None
     result = schemas.read(path, schemas.ResultSchema)
     status = str(result["status"])
+    if status == "pruned":  # by `coadjoint tune`; such a run has no model
+        return status
     if status not in ("success", "early-stopped", "finished"):
         return None
     if status == "finished" and result["step"] < steps:

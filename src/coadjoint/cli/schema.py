@@ -76,10 +76,13 @@ class DataSection(Section):
         None, description="validation data; split off from the training data by default"
     )
     test: str | None = Field(
-        None, description="test data; split off from the training data by default"
+        None,
+        description="test data; split off from the training data if --valid is not given either",
     )
-    split: tuple[UnitFloat, UnitFloat, UnitFloat] | None = Field(
-        None, description="train,valid,test: share of the sequences for each"
+    split: tuple[UnitFloat, UnitFloat, UnitFloat] | tuple[UnitFloat, UnitFloat] | None = Field(
+        None,
+        description="train,valid,test: share of the training data for each (0.8,0.1,0.1 by "
+        "default); beside --test: train,valid (0.8,0.2)",
     )
     kind: Literal["classify", "regress", "next", "reconstruct"] | None = Field(
         None,
@@ -109,12 +112,38 @@ class DataSection(Section):
     overlap: Literal["refuse", "allow"] | None = Field(
         None, description="how to handle sequences that appear in more than one file"
     )
+    metrics: str | list[str] | None = Field(
+        None,
+        description="metrics to report besides the default ones: auc,log-loss for classes, mape "
+        "for numbers",
+    )
+    class_weight: str | None = Field(
+        None,
+        description="weights of the classes in the loss of training: balanced, or a=2,b=1",
+    )
     sep: str | None = Field(None, description="column separator of a text table")
     decimal: str | None = Field(None, description="decimal separator of a text table")
     thousands: str | None = Field(None, description="thousands separator of a text table")
     header: bool | None = Field(
         None, description="the first row of a text table holds the column names (default)"
     )
+    max_bytes: Annotated[int, Field(ge=1, lt=2**63)] | None = Field(
+        None, description="largest size of a file in bytes, unpacked (default 4 GiB)"
+    )
+
+
+# How a file is read, which may differ between the training file and one to predict from.
+READING_KEYS = (
+    "id",
+    "time",
+    "missing",
+    "irregular",
+    "sep",
+    "decimal",
+    "thousands",
+    "header",
+    "max_bytes",
+)
 
 
 class GradientSection(Section):
@@ -309,6 +338,11 @@ class TrainingSection(Section):
     patience: PositiveInt | None = Field(
         None, description="stop after this many validations without improvement"
     )
+    select: str | None = Field(
+        None,
+        description="held-out metric that chooses the best weights and that --patience waits for: "
+        "loss, or a metric of the task (default: accuracy, mse, ...)",
+    )
     stop_on_success: bool = Field(True, description="stop once the task's goal is reached")
     nonfinite: Literal["stop", "skip", "dump"] = Field(
         "stop",
@@ -325,6 +359,9 @@ class TrainingSection(Section):
         None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
     tensorboard: bool = Field(False, description="also write TensorBoard logs")
+    test_set: bool = Field(
+        True, description="finite data: score the test set at the end (default), or leave it alone"
+    )
 
 
 class Config(Section):

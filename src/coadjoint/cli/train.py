@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from ..errors import ConfigError, MissingError, escape_controls
-from ..training.metric_names import goal_label, metric_label
+from ..training.metric_names import goal_label, split_metric
 from . import build
 from . import flags as setting_flags
+from .baselines import print_baselines
 from .compare import run_comparison
 from .flags import SectionValues, config_from_command, with_setting_flags
 from .online import resume_stream
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ..training.run_folder import RunFolder
 
 STANDARDISED_LOSS = (
-    "loss: of targets scaled to mean 0 and variance 1; mse and mae: in the units of your data"
+    "loss: of targets scaled to mean 0 and variance 1; mse, mae and rmse: in the units of your data"
 )
 Logger = Callable[[dict[str, Any]], None]  # takes a row of metrics.jsonl
 
@@ -75,6 +76,7 @@ def run_training(
     page = pages.write(folder)
     if not quiet:
         print_outcome(result, job.task)
+        print_baselines(result, job)
         print_escaped(f"run:    {folder}\nreport: {page}")
 
 
@@ -83,12 +85,12 @@ def print_outcome(result: Result, task: Task) -> None:
     if result.skipped:
         print(f"{result.skipped} of {result.step} steps were not finite and were skipped")
     if result.best_step is None:
-        print(f"last, at step {result.step:,}:")
+        print(f"at the last step ({result.step:,}):")
     else:
         # the split that chose: see Watch
         split = "valid" if "valid" in task.splits else "test"
-        metric = metric_label(task.metric)
-        print_escaped(f"best, at step {result.best_step:,}, by {metric} on {split}:")
+        metric = split_metric(split, result.selected_by or task.metric)
+        print_escaped(f"at the best step ({result.best_step:,}), by {metric}:")
     for split, metrics in result.metrics.items():
         print_escaped(f"{split}: {format_figures(metrics)}")
     if is_standardised(task):
@@ -221,15 +223,33 @@ def resume(
         False, "--fallback", help="use the previous checkpoint if the last one is damaged"
     ),
     jobs: Optional[int] = typer.Option(
-        None, "--jobs", "-j", help="comparison: number of parallel processes"
+        None, "--jobs", "-j", help="comparison, search: number of parallel processes"
+    ),
+    trials: Optional[int] = typer.Option(
+        None, "--trials", help="search: new number of trials in total"
+    ),
+    minutes: Optional[float] = typer.Option(
+        None, "--minutes", help="search: time for what is left"
     ),
     quiet: bool = QUIET,
 ) -> None:
-    """Resume a run or a comparison. The result matches an uninterrupted run bit for bit."""
+    """Resume a run, a comparison or a search.
+
+    The result of a run matches an uninterrupted one bit for bit.
+    """
     from ..training import storage
     from ..training.report import pages
     from ..training.run_folder import RunFolder
 
+    if os.path.lexists(run / "tune.json"):
+        if steps is not None or fallback:
+            raise ConfigError("--steps and --fallback apply to a run, not to a search.")
+        from .tune import resume_study
+
+        resume_study(run, trials, minutes, jobs, quiet)
+        return
+    if trials is not None or minutes is not None:
+        raise ConfigError("--trials and --minutes apply to a search by `coadjoint tune`.")
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")
@@ -247,7 +267,7 @@ def resume(
         values = setting_flags.to_plain_dict(config)
         values["training"]["steps"] = steps
         config = setting_flags.resolve(None, values)
-    job = build.build(config, storage.read_outline(run))
+    job = build.build(config, storage.read_outline(run), has_begun=True)
     ended = final_status(run, job.arguments["steps"])
     if ended is not None:
         if not (run / "report.html").exists():
@@ -272,7 +292,8 @@ def replay(run: Path = RUN) -> None:
     replays = storage.list_checkpoints(run, "replay")  # oldest first
     if not replays:
         raise StorageError(f"{run} has nothing to replay: no step was rejected.")
-    job = build.build(setting_flags.read_run_config(run), storage.read_outline(run, "replay"))
+    config = setting_flags.read_run_config(run)
+    job = build.build(config, storage.read_outline(run, "replay"), has_begun=True)
     saved = storage.load(replays[-1])
     arguments = {**job.arguments, "nonfinite": "stop"}  # raise the error, whatever the run did
     try:

@@ -141,6 +141,15 @@ class Net(PicklableModule, ABC):
         return ()
 
     @property
+    def carries_state(self) -> bool:
+        """Whether a sequence may be run in parts, the last state of one as x0 of the next.
+
+        The outputs are then those of one run. Not so for networks that read sequences backwards,
+        or all steps at once.
+        """
+        return False
+
+    @property
     def readout_width(self) -> int:
         """The number of entries that V reads, by which initialisers scale the readout."""
         raise Unsupported(

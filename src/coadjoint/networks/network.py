@@ -158,6 +158,11 @@ class Network(Recurrence, Readout):
         return (("", self),)
 
     @property
+    def carries_state(self) -> bool:
+        """Whether a sequence may be run in parts: see `Net.carries_state`."""
+        return self.summary is None and not (self.cell and self.cell.given)
+
+    @property
     def readout_width(self) -> int:
         """The number of visible state entries, by which initialisers scale the readout."""
         return self.visible_width

@@ -311,6 +311,12 @@ class Stack(Readout):
                 yield f", layer {index}{suffix}", recurrence
 
     @property
+    def carries_state(self) -> bool:
+        """Whether a sequence may be run in parts: see `Net.carries_state`."""
+        reads_forward_only = self.summary is None and not self.layers.bidirectional
+        return reads_forward_only and not any(r.cell and r.cell.given for r in self.layers)
+
+    @property
     def readout_width(self) -> int:
         """The number of entries of y^L, by which initialisers scale the readout."""
         return self.layers.widths[-1]

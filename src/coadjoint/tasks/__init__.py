@@ -20,9 +20,16 @@ digits, music  small sets of handwritten digits and of piano rolls
 data           your own files as a task
 preparation    labels, targets and gaps of a file
 cutting        its sequences cut into pieces and split into train, valid and test
+judging        how the outputs for your own files are judged
+metrics        metrics of a split, by name
+baselines      what is reached without a network
+linear         ridge and logistic regression, for baselines
+class_weights  weights of classes in the loss of training
+shares         how much of the training file is split off
 scaling        pieces as the numbers that a network reads
 description    what a network must know about the data it was trained on
 prediction     new sequences for a trained network
+asked          the rows of a file that a prediction is asked for
 files/         readers of your own files, at once or as a stream
 """
 

@@ -77,8 +77,6 @@ def cut_into_pieces(
     for i, (start, T) in enumerate(zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True)):
         if shortest > T:
             rule = f"--window {window}" if window else "--kind next"
-            if kind == "predict":
-                rule = f"the model, trained with {rule},"
             place = sheet.place(start, sheet.columns.get("id") or "id")
             problems.add(
                 f"{place}: sequence '{one_line(sheet.ids[i])}' has length {T}; {rule} needs at "
@@ -104,6 +102,30 @@ def cut_into_pieces(
     if kind in ("classify", "regress"):
         return drop_pieces_without_target(cut, at, missing)
     return cut
+
+
+def cut_for_prediction(sheet: Sheet, at: str, window: int | None) -> PreparedSheet:
+    """Cut sequences into what one prediction, or one run of a network, is made from.
+
+    At every row that is the whole sequence, whatever the windows of training: the state is carried
+    through it. At "last" it is a window of `window` rows, as in training (None: the whole
+    sequence). Windows end at rows window, 2 window, ... of a sequence; one more ends with the
+    sequence, and reads the rows of the window before it that it needs to be full. A sequence that
+    is shorter than a window is one piece.
+    """
+    pieces: list[Piece] = []
+    for i, (start, T) in enumerate(zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True)):
+        width = T if at == "every" or window is None else min(window, T)
+        for end in range(width, T, width):
+            pieces.append(Piece(i, start + end - width, start + end))
+        pieces.append(Piece(i, start + T - width, start + T))
+    if len(pieces) == len(sheet.lengths):
+        return PreparedSheet(sheet, pieces)
+    note = (
+        f"a prediction for each window of {window} rows, as in training; --whole makes one for "
+        "each sequence"
+    )
+    return PreparedSheet(sheet, pieces, (note,))
 
 
 def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> PreparedSheet:
@@ -187,12 +209,15 @@ def refuse_overlap(cuts: dict[str, PreparedSheet]) -> None:
 
 
 def count_copies(parts: dict[str, Part]) -> int:
-    """Return how many held-out pieces have the inputs of a training piece."""
+    """Return how many pieces that were split off have the inputs of a training piece.
+
+    Held-out files are left to `refuse_overlap`.
+    """
     train = parts["train"]
     trained = {hash_inputs(train.cut, i) for i in train.chosen}
     copies = 0
     for split, part in parts.items():
-        if split != "train":
+        if split != "train" and part.cut is train.cut:
             copies += sum(hash_inputs(part.cut, i) in trained for i in part.chosen)
     return copies
 
@@ -229,9 +254,12 @@ def split_pieces(
         advice = "--split 1,0,0, or --window to cut one long sequence into pieces"
         if cut.sheet.shape is not None:
             advice = "or --split 1,0,0"
+        wanted = "--valid and --test files"
+        if sets == 2:
+            wanted = "a --valid file" if valid else "a --test file"
         raise DataError(
             f"{cut.sheet.path} has {n} {cut.sheet.unit}{'s' * (n != 1)}, too few to split into "
-            f"{sets} sets. Pass --valid and --test files, {advice}."
+            f"{sets} sets. Pass {wanted}, {advice}."
         )
     valid_end = n - test
     units_of = {
@@ -255,8 +283,8 @@ def check_split(split: Sequence[float]) -> None:
     are_shares = len(split) == 3 and all(isinstance(s, int | float) and 0 <= s <= 1 for s in split)
     if not are_shares or abs(sum(split) - 1) > 1e-9 or split[0] == 0:
         raise ConfigError(
-            "--split must be three shares (train, valid, test) that add up to 1; "
-            f"got {list(split)}."
+            "--split must be three shares (train, valid, test) that add up to 1, or two beside a "
+            f"--test or --valid file; got {list(split)}."
         )
 
 

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from ..errors import ConfigError, InputError, one_line, real
 from ..objectives.batch import Batch
-from .cutting import Part, count_copies, cut_into_pieces, refuse_overlap, split_pieces
+from .asked import find_asked_rows
+from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
+from .cutting import Part, count_copies, cut_for_prediction, cut_into_pieces, refuse_overlap
 from .denoising import draw_noise, noisy_copies
 from .description import (
-    READING_OPTIONS,
+    PREDICTION_OPTIONS,
     ColumnNames,
     Description,
     JsonDict,
@@ -24,13 +26,16 @@ from .description import (
     SampleDescription,
 )
 from .files import read
+from .files.kept import read_columns
 from .files.sheet import Options, Sheet, quote_names
+from .judging import JudgedCollection
 from .prediction import Prediction
 from .preparation import (
     check_target,
     choose_readout,
     column_names,
     encode_labels,
+    fill_for_prediction,
     fill_gaps,
     kind_of,
     labels_in,
@@ -38,7 +43,8 @@ from .preparation import (
     read_all,
 )
 from .scaling import features_with_gaps, inputs_of, measure_scale, samples_of, sequences_of
-from .task import Collection, Index, Samples, Scores, Sequences, count_right, pairs_of_text
+from .shares import divide
+from .task import Index, Samples, Sequences, pairs_of_text
 
 # Values of options that have no meaning for samples without time, and what to do instead.
 VALUES_OF_TIME = {
@@ -53,7 +59,7 @@ ADVICE_ON_TIME = {
 }
 
 
-class Data(Collection):
+class Data(JudgedCollection):
     """Sequences or samples from files: classification, regression, or the next step.
 
     kind "classify"  labels are the sorted words of the target column; softmax, cross-entropy
@@ -65,7 +71,11 @@ class Data(Collection):
     notes            what was chosen for the user: columns, rows left out, constant features
     noise            with kind "reconstruct", the standard deviation of the noise on the inputs, as
                      in `Denoising`
+    shares           of train, valid and test in the training file; beside a held-out file of train
+                     and of the part without one; None if there is nothing to split
     """
+
+    shares: tuple[float, ...] | None = None
 
     def __init__(
         self,
@@ -74,9 +84,10 @@ class Data(Collection):
         notes: tuple[str, ...],
         name: str,
         noise: float = 0.0,
+        metrics: ColumnNames = None,
+        class_weight: ClassWeight = None,
     ) -> None:
         self.name = name
-        self.description = description
         self.notes = notes
         self.inputs = description.inputs
         self.shape = description.input_shape
@@ -84,18 +95,10 @@ class Data(Collection):
         # The mean over steps, so that long sequences count no more than short ones.
         self.reduce = "mean" if self.readout == "every" else "sum"
         self.noise = noise
-        self.outputs = description.outputs
-        if description.kind == "classify":
-            self.output = "softmax"
-            self.loss = "cross-entropy"
-            self.metric = "accuracy"
-            self.lower = False
-        else:
-            self.output = "identity"
-            self.loss = "squared"
-            self.metric = "mse"
-            self.lower = True
-        super().__init__(sets)
+        super().__init__(sets, description, metrics)
+        self.class_weights = class_weights(class_weight, description.labels, sets["train"])
+        if self.class_weights is not None:
+            self.notes = (*notes, describe_weights(description.labels, self.class_weights))
 
     def describe(self) -> JsonDict:
         """Return the description in plain JSON types; `Data.for_prediction` reads it back."""
@@ -108,7 +111,7 @@ class Data(Collection):
         *,
         valid: PathLike | None = None,
         test: PathLike | None = None,
-        split: Sequence[float] = (0.8, 0.1, 0.1),
+        split: Sequence[float] | None = None,
         seed: int = 0,
         id: str | None = None,
         time: str | None = None,
@@ -129,12 +132,16 @@ class Data(Collection):
         max_bytes: int = 4 << 30,
         rows: str = "steps",
         noise: float = 0.0,
+        metrics: ColumnNames = None,
+        class_weight: ClassWeight = None,
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .npz .npy .ts) into a task.
 
         train         the file of training sequences
-        valid, test   files of held-out sequences; without either, those of `train` are split
-        split, seed   the shares of train, valid and test, and the seed of the split
+        valid, test   files of held-out sequences
+        split, seed   the shares of train, valid and test in `train`, and the seed of the split. By
+                      default 0.8, 0.1, 0.1; beside a file `test` 0.8, 0.2, 0; beside a file `valid`
+                      all is for training. A part with a file must have share 0. See `tasks.shares`
         window        the rows of the pieces that sequences are cut into; one long sequence is then
                       split in order of time
         standardise   scale inputs and real targets to mean 0 and standard deviation 1
@@ -150,6 +157,9 @@ class Data(Collection):
         noise         with kind "reconstruct", which needs rows "samples" and no target: the
                       standard deviation of Gaussian noise on the inputs, in their units after
                       scaling
+        metrics       what to report besides the default metrics: names of tasks.metrics
+        class_weight  weights of the classes in the loss of training: "balanced", "a=2,b=1" or a
+                      dict; see tasks.class_weights. Held-out losses are without weights
 
         The other arguments are those of tasks.files.sheet.Options.
         """
@@ -199,15 +209,14 @@ class Data(Collection):
         for name, cut in cuts.items():
             notes += cut.sheet.notes[len(sheets[name].notes) :]  # on gaps that were dealt with
             notes += cut.notes
-        if len(cuts) == 1:
-            stratify = kind == "classify" and at == "last"
-            parts = split_pieces(cuts["train"], split, seed, stratify)
-            copies = count_copies(parts)
-            if copies:
-                unit = first.unit
-                notes.append(f"{copies} held-out {unit}s have the same inputs as a training {unit}")
-        else:
-            parts = {name: Part(cut, list(range(len(cut.pieces)))) for name, cut in cuts.items()}
+        stratify = kind == "classify" and at == "last"
+        division = divide(cuts, split, seed, stratify, at)
+        parts = division.parts
+        notes += division.notes
+        copies = count_copies(parts)
+        if copies:
+            unit = first.unit
+            notes.append(f"{copies} held-out {unit}s have the same inputs as a training {unit}")
         scale = measure_scale(first, parts["train"], kind, at, standardise)
         notes += notes_on_constants(scale.constant, first)
         files = {}
@@ -245,10 +254,20 @@ class Data(Collection):
         if noise:
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
         unique_notes = tuple(dict.fromkeys(notes))
-        return cls(sets, description, unique_notes, Path(train).stem, noise)
+        name = Path(train).stem
+        data = cls(sets, description, unique_notes, name, noise, metrics, class_weight)
+        data.shares = division.shares
+        return data
 
     @staticmethod
-    def for_prediction(description: JsonDict, path: PathLike, **reading: Any) -> Prediction:
+    def for_prediction(
+        description: JsonDict,
+        path: PathLike,
+        *,
+        keep: ColumnNames | bool = None,
+        whole: bool = False,
+        **reading: Any,
+    ) -> Prediction:
         """Read new sequences for a network whose data had this description.
 
         Columns are matched by name.
@@ -256,24 +275,27 @@ class Data(Collection):
         Args:
             description: The description, by `describe`.
             path: The file.
-            **reading: Options that differ in this file: sep, decimal, thousands, header, missing,
-                irregular, max_bytes.
+            keep: Columns of the file to copy beside the predictions; True for all.
+            whole: Read each sequence as a whole where the network was trained on windows with one
+                target each.
+            **reading: Options that differ in this file: id, time, sep, decimal, thousands, header,
+                missing, irregular, max_bytes.
         """
         d = Description.of(description)
-        unknown = set(reading) - READING_OPTIONS - {"max_bytes"}
+        known = PREDICTION_OPTIONS
+        unknown = set(reading) - known
         if unknown:
             raise InputError(
                 f"unknown reading options {quote_names(sorted(unknown))}; "
-                f"known: {', '.join(sorted(READING_OPTIONS))}, max_bytes."
+                f"known: {', '.join(sorted(known))}."
             )
-        how = d.reading | reading
+        how = {"id": d.columns["id"], "time": d.columns["time"], **d.reading, **reading}
         irregular = how.pop("irregular", "refuse")
         missing = how.get("missing", "refuse")
+        check_choice("irregular", irregular, ("refuse", "allow"))
         if d.sample_shape is not None:
-            refuse_options_of_time(missing=missing, irregular=irregular)
+            refuse_options_of_time(time=how["time"], missing=missing, irregular=irregular)
         options = Options(
-            id=d.columns["id"],
-            time=d.columns["time"],
             target=tuple(d.targets),
             features=tuple(d.features),
             kind="next",  # the file needs no targets; those it has are not taken for features
@@ -282,14 +304,20 @@ class Data(Collection):
             **how,
         )
         sheet = match_features(read(path, options), d)
-        # "predict" is no kind of task: unlike those, it asks for no target and no next row.
-        sheet = fill_gaps(sheet, "predict", d.at, missing, irregular)
-        cut = cut_into_pieces(sheet, "predict", d.at, d.window, missing="refuse")
-        return Prediction(d, Path(path), cut, inputs_of(cut.sheet, d))
+        filled, kept = fill_for_prediction(sheet, missing, irregular)
+        cut = cut_for_prediction(filled, d.at, None if whole else d.window)
+        asked = find_asked_rows(sheet, kept, cut, d.at)
+        prediction = Prediction(d, Path(path), cut, inputs_of(cut.sheet, d, ""), asked)
+        if keep is None or keep is False:
+            return prediction
+        names = None if keep is True else column_names(keep)
+        return prediction.with_columns(read_columns(path, options, names))
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
-        """Return training batch number `step`, with the noise of this step if there is any."""
+        """Return training batch number `step`, with class weights or noise if there are any."""
         batch = super().batch(step, size, seed)
+        if self.class_weights is not None:
+            return weigh_classes(batch, self.class_weights, self.readout == "every")
         return draw_noise(batch, self.noise, step, seed) if self.noise else batch
 
     def _batch_of(self, split: str, index: Index) -> Batch:
@@ -331,27 +359,6 @@ class Data(Collection):
         mean, std = (scale.reshape(-1, *(1 for _ in shape[1:])) for scale in scales)
         images = values.double().reshape(-1, *shape) * std + mean
         return images if len(shape) == 3 else images[:, None]
-
-    def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Return the accuracy, or squared and absolute error in the target's own units."""
-        a = a.detach()
-        y = batch.y.to(a.device)
-        if self.readout == "every":
-            lengths = torch.as_tensor(batch.lengths, device=a.device)
-            is_judged = torch.arange(len(a), device=a.device)[:, None] < lengths
-            if batch.mask is not None:
-                is_judged &= batch.mask.to(a.device) != 0
-            a = a[is_judged]
-            y = y[is_judged]
-        if self.description.kind == "classify":
-            return {"accuracy": count_right(a.argmax(-1) == y)}
-        std = torch.from_numpy(self.description.target_scale()[1]).to(a.device)
-        error = (a.double() - y.double()) * std
-        count = float(error.numel())
-        return {
-            "mse": (float(error.square().sum()), count),
-            "mae": (float(error.abs().sum()), count),
-        }
 
 
 def check_choice(flag: str, value: str, known: tuple[str, ...]) -> None:

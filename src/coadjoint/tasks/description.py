@@ -20,6 +20,8 @@ JsonDict = dict[str, Any]  # values of plain JSON types
 SAMPLE_KINDS = ("classify", "regress", "reconstruct")  # of samples without time
 MOST_AXES = 7  # of a sample without time
 READING_OPTIONS = {"sep", "decimal", "thousands", "header", "missing", "irregular"}
+# What may differ in a file to predict from: where its columns are, and how it is read.
+PREDICTION_OPTIONS = READING_OPTIONS | {"id", "time", "max_bytes"}
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,40 @@
-"""Prediction: new sequences or samples for a trained network, and its outputs as rows of text."""
+"""Prediction: new sequences or samples for a trained network, and its outputs as a table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from ..errors import InputError, NumericalError, escape_undecodable, one_line
+from ..errors import DataError, InputError, NumericalError, escape_undecodable, one_line
 from ..objectives.batch import Batch
-from .cutting import PreparedSheet
+from .asked import AskedRows
+from .cutting import Piece, PreparedSheet
 from .description import Description
+from .files.kept import Column
+from .files.sheet import quote_names
 from .scaling import arrange_samples
 from .task import LARGEST_BATCH, Samples, Sequences, steps_for_entries
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """New sequences or samples, scaled like those of training, in the order of their file."""
+    """New sequences or samples, scaled like those of training, in the order of their file.
+
+    asked  the rows of the file that get a prediction, or an empty one
+    kept   columns of the file to copy beside the predictions
+    """
 
     description: Description
     source: Path
     cut: PreparedSheet
     u: np.ndarray  # [N, inputs]
+    asked: AskedRows
+    kept: Sequence[Column] = ()
 
     def __len__(self) -> int:
         return len(self.cut.pieces)
@@ -40,36 +49,160 @@ class Prediction:
         """The names of the sequences."""
         return [self.cut.name(i) for i in range(len(self))]
 
+    @property
+    def unit(self) -> str:
+        """What is predicted for: "sequence" or "sample"."""
+        return self.cut.sheet.unit
+
+    @property
+    def summary(self) -> str:
+        """How much was predicted, in words: "240 rows of 40 sequences"."""
+        sequences = len(self.cut.sheet.lengths)
+        text = f"{sequences} {self.unit}{'s' * (sequences != 1)}"
+        if self.description.at == "every":
+            return f"{len(self.asked.place)} rows of {text}"
+        if len(self) > sequences:
+            return f"{len(self)} windows of {text}"
+        return text
+
     def batches(self, n: int = 1000) -> Iterator[tuple[list[str], Batch]]:
         """Yield (ids, batch) of at most n sequences, in the order of the file.
 
-        Of large samples, such as photographs, a batch holds fewer.
+        A batch ends before its padded steps exceed LARGEST_BATCH; a longer sequence is one of its
+        own. Large samples, such as photographs, count as several steps.
         """
         ids = self.ids
-        if self.description.input_shape is not None:
-            n = min(n, max(1, LARGEST_BATCH // steps_for_entries(self.description.inputs)))
         every = self.description.at == "every"
-        for k in range(0, len(self), n):
-            pieces = self.cut.pieces[k : k + n]
+        begin = 0
+        while begin < len(self):
+            end = begin + self._count_for_batch(begin, n)
+            pieces = self.cut.pieces[begin:end]
             chosen: Samples | Sequences
             if self.description.input_shape is None:
                 chosen = Sequences([self.u[start:stop] for _, start, stop in pieces])
             else:
                 chosen = Samples(arrange_samples(pieces, self.u, self.description))
-            yield ids[k : k + n], chosen.batch(range(len(chosen)), every)
+            yield ids[begin:end], chosen.batch(range(len(chosen)), every)
+            begin = end
+
+    def _count_for_batch(self, begin: int, n: int) -> int:
+        """Return how many pieces from number `begin` on make a batch, at most n."""
+        count = 0
+        longest = 0
+        for piece in self.cut.pieces[begin : begin + n]:
+            longest = max(longest, self._steps(piece))
+            if count and (count + 1) * longest > LARGEST_BATCH:
+                break
+            count += 1
+        return count
+
+    def _steps(self, piece: Piece) -> int:
+        """Return the time steps of a piece, or those that a sample counts as."""
+        if self.description.input_shape is None:
+            return piece.stop - piece.start
+        return steps_for_entries(self.description.inputs)
 
     def rows(self, outputs: Iterable[Tensor | np.ndarray]) -> Iterator[list[str]]:
-        """Yield the predictions as rows of text, the header first.
+        """Yield the predictions as rows of text, the header first; arguments as in `table`.
 
-        The columns are id, the time if the file has one, prediction, and one probability for each
-        class. With kind "next" a row predicts the step after it.
+        A prediction that cannot be made is an empty cell.
+        """
+        yield [spreadsheet_cell(name) for name in self._names()]
+        columns = [text_cells(column) for column in self.table(outputs)]
+        yield from map(list, zip(*columns, strict=True))
+
+    def table(self, outputs: Iterable[Tensor | np.ndarray]) -> list[Column]:
+        """Return the predictions as columns, one row for each row of the file that is asked for.
+
+        The columns are row; step, if a row of the file is a whole sequence; id and time, if the
+        file has them, under its names for them; those that are kept; prediction, or one for each of
+        several targets; and one probability for each class. With kind "next" a row predicts the
+        step after it. Numbers are NaN, and labels None, where no prediction can be made.
 
         Args:
             outputs: The pre-outputs a of each batch: [B, outputs], or [T, B, outputs] at every
                 step.
         """
+        d = self.description
+        values = self._collect(outputs)
+        a = np.full((len(self.asked.row), d.outputs), np.nan)
+        a[self.asked.place] = values
+        predicted: list[Sequence[str | None] | np.ndarray] = []
+        if d.kind == "classify":
+            p = np.exp(a - a.max(-1, keepdims=True))  # softmax, without overflow
+            p /= p.sum(-1, keepdims=True)
+            is_empty = np.isnan(a[:, 0])
+            numbers = np.where(is_empty[:, None], 0, a).argmax(-1)
+            pairs = zip(numbers.tolist(), is_empty.tolist(), strict=True)
+            predicted = [[None if empty else d.labels[k] for k, empty in pairs], *p.T]
+        else:
+            mean, std = d.target_scale()
+            predicted = [*(a * std + mean).T]
+        pairs_by_name = zip(self._predicted_names(), predicted, strict=True)
+        return [*self._beside(), *(Column(name, values) for name, values in pairs_by_name)]
+
+    def _names(self) -> list[str]:
+        """Return the names of the columns."""
+        return [*(column.name for column in self._beside()), *self._predicted_names()]
+
+    def _beside(self) -> list[Column]:
+        """Return the columns before the predictions: what says which row of the file it is."""
+        asked = self.asked
+        columns = [Column("row", asked.row)]
+        if asked.step is not None:
+            columns.append(Column("step", asked.step))
+        taken = {column.name for column in columns}.union(self._predicted_names())
+        sheet = self.cut.sheet
+        taken_and_kept = taken | {column.name for column in self.kept}
+        own = (
+            ("id", sheet.id_column, asked.ids),
+            ("time", sheet.columns.get("time", ""), asked.stamps),
+        )
+        for role, name, values in own:
+            if values is None or name in taken_and_kept - taken:
+                continue
+            # A column of the file that is called like one of ours goes by its role.
+            texts = list(map(escape_undecodable, values))
+            columns.append(Column(role if name in taken else name, texts))
+        return [*columns, *self.kept]
+
+    def _predicted_names(self) -> list[str]:
+        """Return the names of the columns of predictions."""
+        d = self.description
+        predicted = d.targets
+        if d.kind == "next":
+            predicted = d.features
+        elif d.kind == "reconstruct":
+            predicted = entry_names(d)
+        names = ["prediction"]
+        if len(predicted) > 1:
+            names = [f"prediction {name}" for name in predicted]
+        return names + [f"probability {label}" for label in d.labels]
+
+    def with_columns(self, columns: Sequence[Column]) -> Prediction:
+        """Return the predictions beside which these columns of the file are kept.
+
+        Columns that are called like those of the predictions are refused.
+        """
+        ours = {"row", *self._predicted_names()}
+        if self.asked.step is not None:
+            ours.add("step")
+        clash = [column.name for column in columns if column.name in ours]
+        if clash:
+            raise DataError(
+                f"{one_line(self.source, 4096)}: columns {quote_names(clash)} are called like "
+                "columns of the predictions. Rename them, or name those to keep: --keep a,b."
+            )
+        return replace(self, kept=[column.take(self.asked.row) for column in columns])
+
+    def with_note(self, note: str) -> Prediction:
+        """Return the predictions with one more note."""
+        return replace(self, cut=replace(self.cut, notes=(*self.cut.notes, note)))
+
+    def _collect(self, outputs: Iterable[Tensor | np.ndarray]) -> np.ndarray:
+        """Return the outputs of all pieces one after the other, [K, outputs]."""
         every = self.description.at == "every"
-        yield self._header()
+        parts = [np.zeros((0, self.description.outputs))]
         done = 0  # sequences
         for a in outputs:
             if isinstance(a, Tensor):
@@ -79,33 +212,11 @@ class Prediction:
             if not every:
                 values = values[None]  # one step for each sequence
             for j in range(values.shape[1]):
-                yield from self._rows_of(done, values[:, j])
+                parts.append(self._outputs_of(done, values[:, j]))
                 done += 1
         if done != len(self):
             raise InputError(f"got outputs for {done} {self.unit}s; expected {len(self)}.")
-
-    @property
-    def unit(self) -> str:
-        """What is predicted for: "sequence" or "sample"."""
-        return self.cut.sheet.unit
-
-    def _header(self) -> list[str]:
-        """Return the names of the columns."""
-        d = self.description
-        predicted = d.targets
-        if d.kind == "next":
-            predicted = d.features
-        elif d.kind == "reconstruct":
-            predicted = entry_names(d)
-        names = ["id"]
-        if self.cut.sheet.stamps:
-            names.append("time")
-        if len(predicted) > 1:
-            names += [f"prediction {name}" for name in predicted]
-        else:
-            names.append("prediction")
-        names += [f"probability {label}" for label in d.labels]
-        return [spreadsheet_cell(name) for name in names]
+        return np.concatenate(parts)
 
     def _check_shape(self, a: np.ndarray, done: int) -> None:
         """Refuse outputs of another shape, or for more sequences than there are.
@@ -124,41 +235,20 @@ class Prediction:
                 f"of {len(self)} {self.unit}s, in their order."
             )
 
-    def _rows_of(self, piece: int, a: np.ndarray) -> Iterator[list[str]]:
-        """Yield the rows of one sequence, from its outputs [T or more, outputs] or [1, outputs]."""
-        sheet = self.cut.sheet
-        sequence, start, stop = self.cut.pieces[piece]
-        if self.description.at == "every":
-            name = sheet.ids[sequence]
-            sheet_rows = range(start, stop)
-        else:
-            name = self.cut.name(piece)
-            sheet_rows = range(stop - 1, stop)
-        values = a[: len(sheet_rows)]
-        if not np.isfinite(values).all() or len(values) < len(sheet_rows):
+    def _outputs_of(self, piece: int, a: np.ndarray) -> np.ndarray:
+        """Return the outputs of one piece, a row for each prediction.
+
+        a: [T or more, outputs], or [1, outputs]. Outputs that are not finite are refused.
+        """
+        _, start, stop = self.cut.pieces[piece]
+        count = stop - start if self.description.at == "every" else 1
+        values = a[:count]
+        if not np.isfinite(values).all() or len(values) < count:
             raise NumericalError(
                 f"the outputs for {self.unit} '{one_line(self.cut.name(piece))}' are not finite, "
                 "or too few; nothing was written."
             )
-        for row, cells in zip(sheet_rows, self._cells(values), strict=True):
-            line = [spreadsheet_cell(name)]
-            if sheet.stamps:
-                line.append(spreadsheet_cell(sheet.stamps[row]))
-            yield line + cells
-
-    def _cells(self, a: np.ndarray) -> Iterator[list[str]]:
-        """Yield prediction and probabilities for each row of outputs."""
-        d = self.description
-        if d.kind == "classify":
-            p = np.exp(a - a.max(-1, keepdims=True))  # softmax, without overflow
-            p /= p.sum(-1, keepdims=True)
-            for row in p:
-                label = spreadsheet_cell(d.labels[int(row.argmax())])
-                yield [label, *number_cells(row)]
-        else:
-            mean, std = d.target_scale()
-            for row in a * std + mean:
-                yield number_cells(row)
+        return values
 
 
 def entry_names(description: Description) -> list[str]:
@@ -172,9 +262,18 @@ def entry_names(description: Description) -> list[str]:
     return names
 
 
-def number_cells(row: np.ndarray) -> list[str]:
-    """Return numbers as text with nine digits, from which a float32 is read back exactly."""
-    return [f"{x:.9g}" for x in row]
+def text_cells(column: Column) -> Iterator[str]:
+    """Yield the values of a column as text, "" where missing.
+
+    Real numbers have nine digits, from which a float32 is read back exactly.
+    """
+    for value in column.values:
+        if value is None or value != value:  # NaN
+            yield ""
+        elif isinstance(value, np.floating):
+            yield f"{value:.9g}"
+        else:
+            yield spreadsheet_cell(str(value))
 
 
 def spreadsheet_cell(cell: str) -> str:

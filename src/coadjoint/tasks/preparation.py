@@ -244,27 +244,65 @@ def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:
 def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) -> Sheet:
     """Return the sheet with gaps dropped or filled if `missing` is "drop" or "ffill".
 
-    kind is "predict" for a file to predict from; messages then advise none of the settings.
     Samples without time are dropped whole, and cannot be filled from a row before.
 
     Irregular time steps are refused if `irregular` is "refuse".
     """
     if missing == "drop" and sheet.shape is not None:
-        sheet = drop_samples(sheet, kind)
+        sheet = drop_samples(sheet)
     elif missing == "drop":
         sheet = drop_rows(sheet, kind, at)
     elif missing == "ffill":
-        sheet = fill_forward(sheet, kind)
+        sheet = fill_forward(sheet)
     if irregular == "refuse":
-        text = sheet.describe_uneven_step(or_pass(kind, "--irregular allow"))
-        if text:
-            raise DataError(text)
+        refuse_irregular(sheet, ", or pass --irregular allow")
     return sheet
 
 
-def or_pass(kind: str, flag: str) -> str:
-    """The end of an advice: a flag that would help, if the file is one of a training run."""
-    return "" if kind == "predict" else f", or pass {flag}"
+def fill_for_prediction(sheet: Sheet, missing: str, irregular: str) -> tuple[Sheet, np.ndarray]:
+    """Return the rows of a sheet that can be predicted from, and which these are, [N] bool.
+
+    With missing "drop", rows (samples, if they have no time) that lack a value are left out; with
+    "ffill", gaps are filled, and those rows are left out that have no value before a gap. Their
+    predictions stay empty. A file without any other row is refused, and so are irregular time steps
+    if `irregular` is "refuse".
+    """
+    lost = np.zeros(len(sheet.u), bool)
+    gaps = np.isnan(sheet.u)
+    if missing == "ffill" and gaps.any():
+        u = carried_forward(sheet)
+        count = int((gaps & ~np.isnan(u)).sum())
+        note = f"{count} missing values of {sheet.path} are filled from the row before"
+        sheet = replace(sheet, u=u, notes=(*sheet.notes, note))
+    if missing in ("drop", "ffill"):
+        lost = np.isnan(sheet.u).any(1)
+    if sheet.shape is not None:
+        lost = np.repeat(np.logical_or.reduceat(lost, sheet.starts), sheet.lengths)
+    if lost.all():
+        raise DataError(
+            f"{sheet.path}: every {sheet.unit} lacks a value in each of its rows, so none is left. "
+            "Fill in the values."
+        )
+    rest = sheet
+    if lost.any():
+        what = "samples" if sheet.shape is not None else "rows"
+        count = int(lost.sum()) // (math.prod(sheet.shape[1:]) if sheet.shape else 1)
+        note = f"{count} {what} of {sheet.path} lack a value: their predictions are empty"
+        taken = sheet.take(~lost)
+        is_left = taken.lengths > 0
+        ids = [name for name, left in zip(sheet.ids, is_left, strict=True) if left]
+        notes = (*sheet.notes, note)
+        rest = replace(taken, lengths=taken.lengths[is_left], ids=ids, notes=notes)
+    if irregular == "refuse":
+        refuse_irregular(rest, ", or pass --irregular allow")
+    return rest, ~lost
+
+
+def refuse_irregular(sheet: Sheet, otherwise: str) -> None:
+    """Refuse time steps that are not even; otherwise: ends the advice."""
+    text = sheet.describe_uneven_step(otherwise)
+    if text:
+        raise DataError(text)
 
 
 def drop_rows(sheet: Sheet, kind: str, at: str) -> Sheet:
@@ -283,45 +321,53 @@ def drop_rows(sheet: Sheet, kind: str, at: str) -> Sheet:
     if empty:
         raise DataError(
             f"{sheet.path}: without the rows that lack a value, sequences {quote_names(empty)} "
-            f"have length 0. Remove them{or_pass(kind, '--missing mask')}."
+            f"have length 0. Remove them, or pass --missing mask."
         )
     note = f"{int(lost.sum())} rows of {sheet.path} lack a value and are left out"
     return replace(rest, notes=(*sheet.notes, note))
 
 
-def drop_samples(sheet: Sheet, kind: str) -> Sheet:
+def drop_samples(sheet: Sheet) -> Sheet:
     """Return the sheet without the samples that lack an input."""
     lost = np.logical_or.reduceat(np.isnan(sheet.u).any(1), sheet.starts)
     if not lost.any():
         return sheet
     if lost.all():
         raise DataError(
-            f"{sheet.path}: every sample lacks a value, so none is left. Fill in the values"
-            f"{or_pass(kind, '--missing mask')}."
+            f"{sheet.path}: every sample lacks a value, so none is left. Fill in the values, or "
+            "pass --missing mask."
         )
     note = f"{int(lost.sum())} samples of {sheet.path} lack a value and are left out"
     rest = sheet.take_whole(~lost)
     return replace(rest, notes=(*sheet.notes, note))
 
 
-def fill_forward(sheet: Sheet, kind: str) -> Sheet:
-    """Return the sheet with each missing input replaced by the value before it."""
+def carried_forward(sheet: Sheet) -> np.ndarray:
+    """Return the inputs [N, C] with each missing one replaced by the value before it.
+
+    NaN where the sequence has no value before it.
+    """
     gaps = np.isnan(sheet.u)
-    if not gaps.any():
-        return sheet
     row = np.arange(len(gaps))[:, None]
     # The last row with a value, up to each row; -1 if there is none.
     latest = np.maximum.accumulate(np.where(gaps, -1, row), 0)
     first = np.repeat(sheet.starts, sheet.lengths)[:, None]  # row of the same sequence
+    return np.where(latest < first, np.nan, np.take_along_axis(sheet.u, latest, 0))
+
+
+def fill_forward(sheet: Sheet) -> Sheet:
+    """Return the sheet with each missing input replaced by the value before it."""
+    gaps = np.isnan(sheet.u)
+    if not gaps.any():
+        return sheet
+    filled = carried_forward(sheet)
     problems = Problems(sheet.path)
-    for r, j in np.argwhere(latest < first):
+    for r, j in np.argwhere(np.isnan(filled)):
         problems.add(
             f"{sheet.place(r, sheet.features[j])}: the value is missing and the sequence has none "
-            "before it, so --missing ffill cannot fill it. Fix it"
-            f"{or_pass(kind, '--missing drop|mask')}.",
+            "before it, so --missing ffill cannot fill it. Fix it, or pass --missing drop|mask.",
             ("ffill", j),
         )
     problems.raise_if_any()
     note = f"{int(gaps.sum())} missing values of {sheet.path} are filled from the row before"
-    filled = np.take_along_axis(sheet.u, latest, 0)
     return replace(sheet, u=filled, notes=(*sheet.notes, note))

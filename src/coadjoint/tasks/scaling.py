@@ -15,6 +15,8 @@ from .files.samples import samples_of_rows
 from .files.sheet import Sheet, quote_names
 from .task import Samples, Sequences
 
+OTHER_SCALES = ", leave --standardise on, or train in float64"
+
 
 def is_constant(values: np.ndarray) -> np.ndarray:
     """Tell for each column whether all its values that are not missing (NaN) are equal."""
@@ -99,11 +101,11 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
     return Scale(mean.tolist(), std.tolist(), t_mean.tolist(), t_std.tolist(), constant)
 
 
-def inputs_of(sheet: Sheet, description: Description) -> np.ndarray:
+def inputs_of(sheet: Sheet, description: Description, otherwise: str = OTHER_SCALES) -> np.ndarray:
     """Return the inputs of all rows, [N, inputs].
 
     They are (u - mean) / std, zero where missing, and then for each masked feature an input that
-    is 1 where it is missing.
+    is 1 where it is missing. otherwise: ends the advice on values that are too large.
     """
     gaps = np.isnan(sheet.u)
     for j in np.flatnonzero(gaps.any(0)):
@@ -112,29 +114,39 @@ def inputs_of(sheet: Sheet, description: Description) -> np.ndarray:
             raise DataError(
                 f"{sheet.place(row, sheet.features[j])}: the value is missing. No value of "
                 "this feature was missing in training, so the network has no input that marks "
-                "it. Fill it in."
+                "it. Fill it in, or pass --missing drop."
             )
     scaled = (sheet.u - np.array(description.mean)) / np.array(description.std)
-    u = cast(scaled, description.dtype, lambda row, j: sheet.place(row, sheet.features[j]))
+
+    def place(row: int, j: int) -> str:
+        return sheet.place(row, sheet.features[j])
+
+    u = cast(scaled, description.dtype, place, otherwise)
     masked_columns = [sheet.features.index(name) for name in description.masked]
     is_missing = gaps[:, masked_columns].astype(u.dtype)
     return np.concatenate([np.where(gaps, 0, u), is_missing], 1)
 
 
-def cast(values: np.ndarray, dtype: str, place: Callable[[int, int], str]) -> np.ndarray:
+def cast(
+    values: np.ndarray,
+    dtype: str,
+    place: Callable[[int, int], str],
+    otherwise: str = OTHER_SCALES,
+) -> np.ndarray:
     """Return values in the type of training; a value outside its range is refused.
 
     Args:
         values: An array of rows and columns.
         dtype: The name of the type.
         place: Returns where a row and a column are in the file, for the message.
+        otherwise: Ends the advice on a value that is too large.
     """
     too_large = np.argwhere(np.abs(values) > np.finfo(dtype).max)
     if len(too_large):
         row, j = map(int, too_large[0])
         raise DataError(
-            f"{place(row, j)}: {values[row, j]:g} is not finite in {dtype}. Scale the column, "
-            "leave --standardise on, or train in float64."
+            f"{place(row, j)}: {values[row, j]:g} is not finite in {dtype}. Scale the column"
+            f"{otherwise}."
         )
     return values.astype(dtype)
 

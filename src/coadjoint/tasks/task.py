@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..errors import InputError, check_seed, choose, whole_number
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from .metrics import Tally
 
 LARGEST_BATCH = 100_000  # time steps of a held-out batch, padding included
 MOST_NUMBERS = 100  # shown of one target
@@ -114,6 +115,30 @@ class Task:
         With readout "sequence", a belongs to the tokens that the network chose itself.
         """
         raise NotImplementedError
+
+    @property
+    def selectors(self) -> dict[str, bool]:
+        """The metrics that may choose the best weights, and whether less of each is better."""
+        return {"loss": True, self.metric: self.lower}
+
+    def selector(self, name: str | None = None) -> tuple[str, bool]:
+        """Return the metric that chooses the best weights, and whether less of it is better.
+
+        name: one of `selectors`; None is the task's own metric.
+        """
+        chosen = self.metric if name is None else choose("metric", name, self.selectors)
+        return chosen, self.selectors[chosen]
+
+    def tally(self) -> Tally | None:
+        """Return what collects the metrics that are no means over entries; None without any.
+
+        It is given the entries of `counted_entries`, batch by batch.
+        """
+        return None
+
+    def counted_entries(self, a: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the pre-outputs [n, outputs] and targets [n, ...] of the entries that count."""
+        return a.detach(), batch.y.to(a.device)
 
     def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
         """Return target and prediction of a few sequences as text.

@@ -15,6 +15,7 @@ plan               the settings of both, checked once
 step               batches, gradients and clipping of one step
 watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
+advice             what may help where a network can hardly learn, or gained little
 pictures           held-out images and reconstructions, for the page
 progress           the memory of a run, and the Result that `train` returns
 stream_means       means over a stream
@@ -24,6 +25,7 @@ storage, lock      checkpoints and their manifests; one writer at a time
 json_types         types of values in JSON files
 json_rows          files of JSON lines, appended to and read back
 schemas            what each file of a run folder must hold
+study_schema       what the files of a search for settings must hold
 picture_schema     what the pictures of a run must be
 schema_checks      how these files are read and checked
 tensor_header      the headers of files of tensors
@@ -31,6 +33,7 @@ optional_pydantic  pydantic, or stand-ins if it is not installed
 restore            checks before a run is restored, and loading of weights
 signals            stopping a run by signals
 predict            load_model, predict: models of finished runs, predictions for new sequences
+prediction_files   predictions as CSV, Parquet, Arrow or JSON
 network_section    the network's settings, flags and keys in model files
 model_schema       the description in a model file
 files              files that appear complete or not at all

@@ -6,20 +6,23 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ..errors import escape_controls
 from .json_types import Row
-from .metric_names import metric_label
+from .metric_names import split_metric
 
 REDRAW = 0.2  # seconds between two updates of the bar
 BAR_WIDTH = 20  # characters
+SHORTEST_BAR = 5
+MOST_OF_NAME = 24  # characters of the task's name
+LEAST_OF_NAME = 8
 MOST_LINES = (
     20  # of a run whose number of steps is known: the start, the first validation, the rest
 )
 LEAST_GROWTH = 1.2  # of the step from line to line, if the number of steps is unknown
 # What a narrow terminal leaves out, the least important first.
-DISPENSABLE = ("rate", "gradient", "decay")
+DISPENSABLE = ("rate", "gradient", "decay", "loss")
 DECAY = "decay: log10 |lam_0|/|lam_T|; -3: from end to start, the gradient shrinks to a thousandth"
 DECAY_OF_LAYERS = (
     "decay: log10 |lam_0|/|lam_L|; -3: from output to input, the gradient shrinks to a thousandth"
@@ -84,11 +87,13 @@ class Lines:
     def validation(self, step: int, rows: Sequence[Row]) -> None:
         """Print a line with the metric of the task and the decay of the costates, if known.
 
-        rows: one "held-out" row for each split, and one "probe" row.
+        rows: one "held-out" row for each split, and one "probe" row. The metric is shown with the
+        name of its split: "valid accuracy 0.93".
         """
         for row in rows:
             if row["kind"] == "held-out" and self.metric in row:
-                self.latest["metric"] = f"{metric_label(self.metric)} {row[self.metric]:.4g}"
+                name = split_metric(row.get("split"), self.metric)
+                self.latest["metric"] = f"{name} {row[self.metric]:.4g}"
             elif row["kind"] == "probe" and row["decay"] is not None:
                 self.latest["decay"] = f"decay {row['decay']:.1f}"
         self.draw(step)
@@ -150,8 +155,16 @@ class Lines:
         self.flush()
 
 
+class BarLine(NamedTuple):
+    """What a bar shows beside the step: a name, the width of the bar itself, and a note."""
+
+    name: str
+    bar: int
+    note: str
+
+
 class Bar(Lines):
-    """A bar that moves, with the same fields."""
+    """A bar that moves, with the same fields as far as there is room for them."""
 
     def __init__(self, name: str, steps: int | None, metric: str) -> None:
         """Start a bar of the package rich, with the fields of `Lines` as its note."""
@@ -159,14 +172,20 @@ class Bar(Lines):
         from rich.table import Column
 
         super().__init__(name, steps, metric)
-        # Columns that may not wrap keep their width: the note gives way.
+        # Columns that may not wrap keep their width: the note gives way. Names are no markup.
+        self.bar_column = BarColumn(BAR_WIDTH)
         self.progress = Progress(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-            BarColumn(BAR_WIDTH),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
+            self.bar_column,
             MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=self.counter_width)),
-            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True)),
         )
-        self.bar = self.progress.add_task(escape_controls(name), total=steps, note="")
+        # the terminal's width, and what the line gave up for it: it does not flicker with numbers
+        self.width = 0
+        self.widest_bar = BAR_WIDTH
+        self.longest_name = MOST_OF_NAME
+        first = self.fit({})
+        self.bar = self.progress.add_task(first.name, total=steps, note="")
         self.progress.start()
         self.drawn = 0.0  # when the bar was last updated
 
@@ -179,24 +198,42 @@ class Bar(Lines):
     def draw(self, step: int) -> None:
         """Move the bar to a step."""
         self.drawn = time.monotonic()
-        note = self.fit(self.fields(step))
-        note = note.replace("[", r"\[")  # rich takes [...] for markup
-        self.progress.update(self.bar, completed=step, note=note)
+        line = self.fit(self.fields(step))
+        self.bar_column.bar_width = line.bar
+        self.progress.update(self.bar, completed=step, description=line.name, note=line.note)
 
     @property
     def counter_width(self) -> int:
         """Characters that "step/steps" takes at most; "step/?" has room for a million steps."""
         return 9 if self.steps is None else 2 * len(str(self.steps)) + 1
 
-    def fit(self, fields: dict[str, str]) -> str:
-        """The fields on one line, without DISPENSABLE ones as far as the terminal has no room."""
-        taken = len(escape_controls(self.name)) + BAR_WIDTH + self.counter_width + 3  # 3 spaces
-        room = self.progress.console.width - taken
-        shown = dict(fields)
-        for name in DISPENSABLE:
-            if len("  ".join(shown.values())) > room:
-                shown.pop(name, None)
-        return escape_controls("  ".join(shown.values()))
+    def fit(self, fields: dict[str, str]) -> BarLine:
+        """The line for this terminal: the metric and the time left, the rest where there is room.
+
+        First the DISPENSABLE fields are left out, then the bar is shortened, then the name.
+        """
+        if self.progress.console.width != self.width:
+            self.width = self.progress.console.width
+            self.widest_bar = BAR_WIDTH
+            self.longest_name = MOST_OF_NAME
+        name = shorten(escape_controls(self.name), self.longest_name)
+        shown = {key: escape_controls(text) for key, text in fields.items()}
+
+        def excess() -> int:
+            """Characters too many; the columns have a space between them."""
+            note = "  ".join(shown.values())
+            taken = len(name) + 1 + self.widest_bar + 1 + self.counter_width + 1 + len(note)
+            return taken - self.width
+
+        for key in DISPENSABLE:
+            if excess() > 0:
+                shown.pop(key, None)
+        if excess() > 0:
+            self.widest_bar = max(SHORTEST_BAR, self.widest_bar - excess())
+        if excess() > 0:
+            self.longest_name = max(LEAST_OF_NAME, len(name) - excess())
+            name = shorten(name, self.longest_name)
+        return BarLine(name, self.widest_bar, "  ".join(shown.values()))
 
     def say(self, text: str) -> None:
         """Print a message above the bar."""
@@ -205,6 +242,11 @@ class Bar(Lines):
     def close(self) -> None:
         """Leave the terminal as it was."""
         self.progress.stop()
+
+
+def shorten(name: str, most: int) -> str:
+    """A name in at most `most` characters; "…" stands for the rest."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def describe_seconds(seconds: float) -> str:

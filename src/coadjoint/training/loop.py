@@ -51,6 +51,7 @@ def train(
     confirm: int = 10_000,
     probes: int = 32,
     patience: int | None = None,
+    select: str | None = None,
     stop_on_success: bool = True,
     nonfinite: str = "stop",
     folder: str | os.PathLike[str] | None = None,
@@ -97,6 +98,8 @@ def train(
         confirm: held-out sequences that confirm a success (generated tasks).
         probes: held-out sequences whose costates are examined.
         patience: stop after this many validations without a better metric.
+        select: the held-out metric that chooses the best weights and that patience waits for:
+            "loss" or one of the task's, by default task.metric.
         stop_on_success: end the run once the goal of the task is reached.
         nonfinite: what to do about a loss or gradient that is not finite. It never reaches the
             weights: "stop", "skip" the step, or skip it and "dump" what `coadjoint replay` needs.
@@ -137,6 +140,7 @@ def train(
         confirm=confirm,
         probes=probes,
         patience=patience,
+        select=select,
         stop_on_success=stop_on_success,
         nonfinite=nonfinite,
         folder=folder,

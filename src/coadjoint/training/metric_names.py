@@ -9,6 +9,8 @@ LABELS = {
     "whole": "whole answers correct",
     "symbols": "symbols correct",
 }
+# metrics of which less is better; of others more is
+LOWER = ("loss", "mse", "mae", "rmse", "mape", "nll", "log-loss", "log_loss", "error")
 TOLERANCE = re.compile(r"_([\d.]+)$")  # the end of a key: "right_0.2"
 
 
@@ -27,6 +29,17 @@ def metric_label(metric: str) -> str:
         return metric
     tolerance = TOLERANCE.search(metric)
     return f"{LABELS[stem]} (within {tolerance[1]})" if tolerance else LABELS[stem]
+
+
+def split_metric(split: object, metric: str) -> str:
+    """A metric with the set it was measured on: "valid accuracy"; split: None if not known."""
+    label = metric_label(metric)
+    return f"{split} {label}" if split else label
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether less of a metric is better, by its name: errors and losses."""
+    return metric_stem(metric) in LOWER
 
 
 def goal_label(goal: str) -> str:

@@ -112,6 +112,7 @@ class TrainingPlan(Plan):
     confirm: int = 10_000
     probes: int = 32
     patience: int | None = None
+    select: str | None = None
     stop_on_success: bool = True
     nonfinite: str = "stop"
     checkpoint: int = 1000
@@ -124,6 +125,7 @@ class TrainingPlan(Plan):
         super().__post_init__()
         if self.patience is not None:
             whole_number("patience", self.patience)
+        check_kind("select", self.select, (str, type(None)), "the name of a metric")
         self._check_positive("clip_value", "clip_mean", "gradients", "seconds")
         real("weight_noise", self.weight_noise, 0)
         choose("nonfinite policy", self.nonfinite, NONFINITE_POLICIES)

@@ -6,15 +6,13 @@ count, notes = predict("runs/data-1", "new.csv", "predictions.csv")
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,15 +20,21 @@ from ..errors import CoadjointError, ConfigError, DataError, StorageError, check
 from ..networks.chain_text import WEIGHTED, parse_chain
 from ..networks.factory import cell_names
 from ..networks.interface import Net
+from ..objectives.batch import Batch
 from ..tasks.data import Data
-from ..tasks.description import PathLike
+from ..tasks.description import ColumnNames, PathLike
 from ..tasks.prediction import Prediction
 from . import model_schema, schemas, storage
-from .files import read_regular, replacing
+from .files import read_regular
 from .json_types import JsonObject
 from .network_section import NetworkSection, Shape
+from .prediction_files import check_output_name, write_predictions
 from .restore import compare_tensors, load_weights
 from .tensor_header import Header
+
+__all__ = ["load_model", "predict", "predict_file", "write_predictions"]
+
+STEPS_AT_ONCE = 1 << 14  # of one long sequence
 
 
 def load_model(
@@ -158,15 +162,20 @@ def predict(
     data: PathLike,
     out: PathLike,
     warn: Callable[[str], None] = warnings.warn,
+    *,
+    keep: ColumnNames | bool = None,
+    whole: bool = False,
     **reading: object,
 ) -> tuple[int, tuple[str, ...]]:
-    """Write predictions for the file `data` to the file `out`, as CSV.
+    """Write predictions for the file `data` to the file `out`, in the format that its name says.
 
-    run: a run that was trained on files, or its model.safetensors. warn: as in `load_model`.
-    reading: how the file is read, as in `Data.for_prediction`. Returns the number of sequences, or
-    of samples without time, and notes on how they were read.
+    run: a run that was trained on files, or its model.safetensors. out: .csv, .tsv (also .gz),
+    .parquet, .feather, .arrow, .json or .jsonl; "-" for CSV on standard output. warn: as in
+    `load_model`. keep, whole, reading: which columns are copied, and how the file is read, as in
+    `Data.for_prediction`. Returns the number of sequences (of windows, if each has a prediction),
+    or of samples without time, and notes on how they were read.
     """
-    prediction = predict_file(run, data, out, warn, **reading)
+    prediction = predict_file(run, data, out, warn, keep=keep, whole=whole, **reading)
     return len(prediction), prediction.notes
 
 
@@ -175,43 +184,55 @@ def predict_file(
     data: PathLike,
     out: PathLike,
     warn: Callable[[str], None] = warnings.warn,
+    *,
+    keep: ColumnNames | bool = None,
+    whole: bool = False,
     **reading: object,
 ) -> Prediction:
     """Do what `predict` does, and return the sequences or samples of the file `data`."""
+    check_path("out", out)
+    check_output_name(out)
     net, description = load_model(run, warn)
     if description.get("data") is None:
         raise DataError(
             f"{run} was trained on task '{description.get('task')}', not on files, so it cannot "
             "predict from a file."
         )
-    prediction = Data.for_prediction(description["data"], data, **reading)
+    prediction = Data.for_prediction(description["data"], data, keep=keep, whole=whole, **reading)
+    window = prediction.description.window
+    longest = max(prediction.cut.sheet.lengths)
+    is_cut = window is not None and prediction.description.at == "last"
+    if window is not None and window < longest and not is_cut and not net.carries_state:
+        prediction = prediction.with_note(
+            "this network has no state to carry from row to row: it reads each sequence at once, "
+            f"not in the windows of {window} rows of training"
+        )
 
     def outputs() -> Iterator[Tensor]:
         """The pre-outputs a of one batch after another, so that a long file fits in memory."""
         with torch.no_grad():
             for _, batch in prediction.batches():
-                yield net.run(net.move_batch(batch)).a
+                yield run_in_parts(net, net.move_batch(batch))
 
     write_predictions(prediction, out, outputs())
     return prediction
 
 
-def write_predictions(
-    prediction: Prediction, path: PathLike, outputs: Iterable[Tensor | np.ndarray]
-) -> None:
-    """Write the rows of `prediction.rows(outputs)` as CSV. outputs: a of each batch, in order.
+def run_in_parts(net: Net, batch: Batch, steps: int = STEPS_AT_ONCE) -> Tensor:
+    """The pre-outputs a of a batch, [B, outputs] or [T, B, outputs].
 
-    The file appears complete or not at all; the file the sequences come from is never overwritten.
+    A single long sequence runs in parts of `steps` time steps, each from the last state of the one
+    before, so that its states need not all be in memory. Networks that do not carry their state
+    read it at once.
     """
-    check_path("path", path)
-    path = Path(path)
-    if path.exists() and prediction.source.exists() and path.samefile(prediction.source):
-        raise StorageError(
-            f"{one_line(path, 400)} is the file the {prediction.unit}s were read from. "
-            "Write the predictions to another file."
-        )
-    with replacing(path) as raw:
-        text = io.TextIOWrapper(raw, encoding="utf-8", newline="")
-        csv.writer(text, lineterminator="\n").writerows(prediction.rows(outputs))
-        text.flush()
-        text.detach()  # `replacing` closes the file itself
+    u = batch.u
+    is_long = batch.axis != 0 and u.shape[1] == 1 and len(u) > steps
+    if not is_long or not net.carries_state:
+        return net.run(batch).a
+    parts = []
+    state = batch.x0
+    for begin in range(0, len(u), steps):
+        run = net.run(Batch(u[begin : begin + steps], x0=state))
+        state = run.state  # type: ignore[attr-defined]  # networks that carry it show it
+        parts.append(run.a)
+    return torch.cat(parts) if net.readout == "every" else parts[-1]

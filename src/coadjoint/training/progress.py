@@ -61,6 +61,7 @@ class Result:
     metrics: dict[str, dict[str, float]]
     row_source: Sequence[Row] | StoredRows = field(repr=False)
     folder: Path | None = None
+    selected_by: str | None = None  # the metric that chose `best_step`
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -61,13 +61,21 @@ class ResultSchema(Schema):
     """result.json of any run."""
 
     advice: ClassVar[str] = "Restore it, or delete it: `coadjoint resume` then writes it again."
-    status: Literal["success", "finished", "early-stopped", "interrupted", "failed"]
+    status: Literal["success", "finished", "early-stopped", "interrupted", "failed", "pruned"]
     step: Count
     seconds: NonNegative
     reason: str | None
     metric: str
     metrics: dict[str, dict[str, Number]]
     parameters: Count
+
+
+class BaselineSchema(Schema):
+    """A baseline, with its metrics by split."""
+
+    name: str
+    about: str
+    metrics: dict[str, dict[str, Number]]
 
 
 class TrainingResultSchema(ResultSchema):
@@ -80,6 +88,8 @@ class TrainingResultSchema(ResultSchema):
     work: NonNegative | None = None
     goal: str | None
     pictures: Pictures | None = None
+    selected_by: str | None = None
+    baselines: list[BaselineSchema] = []
 
     @model_validator(mode="after")
     def a_success_has_a_time(self) -> TrainingResultSchema:

@@ -24,7 +24,7 @@ from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_
 from .run_folder import RunFolder
 from .step import StepEvaluator, StepResult
 from .storage import Checkpoint
-from .validation import collect_examples, collect_pictures
+from .validation import collect_findings
 from .watch import Watch
 
 Metrics = dict[str, dict[str, float]]  # by split, then by name
@@ -52,7 +52,7 @@ class Training:
         self.evaluator = StepEvaluator(net, task, plan, self.progress)
         self.watch = Watch(net, task, plan, self.progress, self.log, self.say)
         # A display may take over the terminal: nothing is refused any more once it is there.
-        self.display = make_display(plan.display, task.name, plan.steps, task.metric)
+        self.display = make_display(plan.display, task.name, plan.steps, self.watch.metric)
         torch.manual_seed(plan.seed)
 
     # one step
@@ -328,6 +328,7 @@ class Training:
             skipped=progress.skipped,
             work=progress.work,
             metrics=metrics,
+            selected_by=self.watch.selected_by,
             row_source=self.logged_rows(),
             folder=self.folder.path,
         )
@@ -363,11 +364,6 @@ class Training:
         distances = None
         if self.plan.recipe.direction != "steepest":
             distances = summarise_distances(self.distance_rows())
-        examples: list[Row] = []
-        pictures: JsonObject | None = None
-        if metrics:
-            examples = collect_examples(self.net, self.task, self.plan.seed)
-            pictures = collect_pictures(self.net, self.task, self.plan.seed)
         result: JsonObject = {
             "status": status,
             "step": self.step,
@@ -381,14 +377,15 @@ class Training:
             "distance": distances,
             "goal": str(self.task.goal) if self.task.goal else None,
             "metric": self.task.metric,
+            "selected_by": self.watch.selected_by,
             "best_step": progress.best_step,
             "skipped": progress.skipped,
             "metrics": metrics or {},
             "parameters": sum(p.numel() for p in self.net.parameters()),
-            "examples": examples,
+            "examples": [],
         }
-        if pictures is not None:
-            result["pictures"] = pictures
+        if metrics:
+            result |= collect_findings(self.net, self.task, self.plan.seed)
         return result
 
     def distance_rows(self) -> Iterable[Row]:

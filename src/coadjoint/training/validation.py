@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from ..networks.interface import Net, NetRun, check_net
 from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
 from ..sweeps.costates import TIME
+from ..tasks.judging import JudgedCollection
 from ..tasks.task import Task
 from .json_types import JsonObject, Row
 from .pictures import make_pictures
@@ -41,6 +43,7 @@ def evaluate(
     check_kind("task", task, Task, "one of co.tasks")
     totals: dict[str, tuple[float, float]] = {}  # of each metric: its sum, and the weight of that
     count = 0
+    tally = task.tally()  # of metrics that are no means over entries
     with torch.no_grad(), evaluation_mode(net):
         for drawn in task.held_out(split, seed, draw, n):
             batch = net.move_batch(drawn)
@@ -52,10 +55,12 @@ def evaluate(
             for name, (total, weight) in {"loss": loss, **task.score(run.a, batch)}.items():
                 total_before, weight_before = totals.get(name, (0.0, 0.0))
                 totals[name] = (total_before + total, weight_before + weight)
+            if tally is not None:
+                tally.add(*task.counted_entries(run.a, batch))
     values: dict[str, float] = {"sequences": count}
     for name, (total, weight) in totals.items():
         values[name] = total / weight if weight else math.nan
-    return values
+    return values if tally is None else values | tally.values()
 
 
 def run_examples(net: Net, task: Task, seed: int, k: int) -> tuple[Batch, NetRun, Tensor] | None:
@@ -116,6 +121,17 @@ def collect_pictures(net: Net, task: Task, seed: int, k: int = 8) -> JsonObject 
         return None
     batch, _, outputs = ran
     return make_pictures(task, batch, outputs, k)
+
+
+def collect_findings(net: Net, task: Task, seed: int) -> JsonObject:
+    """What result.json says besides metrics: examples, and pictures and baselines if any."""
+    findings: JsonObject = {"examples": collect_examples(net, task, seed)}
+    pictures = collect_pictures(net, task, seed)
+    if pictures is not None:
+        findings["pictures"] = pictures
+    if isinstance(task, JudgedCollection) and task.baselines:
+        findings["baselines"] = [asdict(each) for each in task.baselines]
+    return findings
 
 
 def locate_nonfinite(e: Evaluation) -> str:

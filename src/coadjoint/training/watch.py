@@ -11,6 +11,7 @@ from ..errors import InputError, NumericalError
 from ..networks.interface import Net
 from ..tasks.task import Task
 from . import validation
+from .advice import advise_on_decay
 from .json_types import Row
 from .plan import TrainingPlan
 from .progress import Progress
@@ -46,8 +47,10 @@ class Watch:
             self.split = "valid"
         elif task.size is None:
             self.split = "test"
-        if plan.patience is not None and self.split is None:
-            raise InputError("patience needs a validation set: add one, or leave patience out.")
+        self.metric, self.lower = task.selector(plan.select)  # what chooses
+        for name in ("patience", "select"):
+            if getattr(plan, name) is not None and self.split is None:
+                raise InputError(f"{name} needs a validation set: add one, or leave {name} out.")
 
     def validate(self, step: int, seconds: Callable[[], float]) -> list[Row]:
         """Log held-out metrics and a probe of the gradient; update `best_weights` and `end_status`.
@@ -65,7 +68,20 @@ class Watch:
                 self.update_best(step, values, seconds)
         probe = self.probe(step)
         self.log(probe)
+        if step == 0:
+            self.advise(probe)
         return [*rows, probe]
+
+    def advise(self, probe: Row) -> None:
+        """Say it if the initial weights can hardly learn; probe: their row."""
+        line = advise_on_decay(probe, self.net, self.plan.method)
+        if line is not None:
+            self.say(line)
+
+    @property
+    def selected_by(self) -> str | None:
+        """The metric that chose the best weights; None if none were chosen."""
+        return None if self.progress.best_step is None else self.metric
 
     def measure(self, split: str, step: int, draw: int | str, n: int) -> dict[str, float]:
         """Metrics on a held-out set; NaN if the states overflow there.
@@ -78,7 +94,8 @@ class Watch:
         except NumericalError as error:
             self.say(f"step {step}, {split}: {error}")
             goal = self.task.goal.metric if self.task.goal else "loss"
-            return {"sequences": 0, **dict.fromkeys(("loss", self.task.metric, goal), math.nan)}
+            names = ("loss", self.task.metric, self.metric, goal)
+            return {"sequences": 0, **dict.fromkeys(names, math.nan)}
 
     def log_held_out(self, split: str, step: int, values: dict[str, float]) -> Row:
         """Log metrics of a split, and return their row."""
@@ -95,7 +112,9 @@ class Watch:
         """
         plan = self.plan
         progress = self.progress
-        value = values[self.task.metric]
+        value = values[self.metric]
+        if math.isnan(value) and not math.isnan(values["loss"]):  # an overflow was reported
+            self.say(f"step {step}: {self.metric} is not defined on {self.split}: it chooses none.")
         reached = self.meets_goal(values)
         # A few test sequences may be lucky ones: a success is confirmed on more of them.
         if reached and self.task.size is None and plan.confirm > plan.tests:
@@ -133,10 +152,10 @@ class Watch:
         """
         best = self.progress.best
         if best is None:
-            best = math.inf if self.task.lower else -math.inf
+            best = math.inf if self.lower else -math.inf
         elif value == best:
             return loss < self.progress.best_loss
-        return value < best if self.task.lower else value > best
+        return value < best if self.lower else value > best
 
     def meets_goal(self, values: dict[str, float]) -> bool:
         """Whether metrics (by name) reach the task's goal; never, for a task without one."""

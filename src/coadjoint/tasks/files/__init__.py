@@ -11,6 +11,7 @@ arrays   .npy .npz: rows, and arrays of sequences
 samples  .npy .npz: arrays of samples without time
 images   folders of images
 ts       .ts of the UEA and UCR archives
+kept     columns of a table as they are written, to copy beside predictions
 rows     the rows of a file, by its suffix
 scaling  standardising a stream by the rows so far
 stream   File: the steps of a file, row by row, for learning while it is read
@@ -69,10 +70,11 @@ def read(path: str | os.PathLike[str], options: Options | None = None) -> Sheet:
     if os.path.isdir(path):
         if is_of_samples:
             return read_images(path, options)
-        raise DataError(
-            f"{one_line(path, 4096)} is a directory; expected a file. A folder of images is read "
-            "for a network without time (--chain)."
+        reads_images = options.advise(
+            "A folder of images is read for a network without time (--chain).",
+            "Only a network without time reads a folder of images.",
         )
+        raise DataError(f"{one_line(path, 4096)} is a directory; expected a file. {reads_images}")
     source = load_file(path, options.max_bytes)
     suffix = Path(path).suffix.lower()
     if suffix not in readers:

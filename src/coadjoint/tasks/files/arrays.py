@@ -159,6 +159,8 @@ def make_sheet(
         y_per=y_per,
         has_names=False,
         notes=notes,
+        rows=np.arange(len(rows)) if keep is None else None,
+        has_ids="ids" in arrays,
     )
     return refuse_bad_values(sheet, options, problems)
 

@@ -100,6 +100,7 @@ def read_images(path: str | os.PathLike[str], options: Options) -> Sheet:
         columns={"id": "", "time": ""},
         notes=tuple(notes),
         shape=x.shape[1:],
+        has_ids=True,  # the names of the files
     )
 
 

@@ -21,8 +21,8 @@ MISSING_TEXTS = frozenset({"", "nan", "na", "n/a", "#n/a", "null", "none", "?"})
 # Characters of plain numbers, by the decimal separator.
 NUMBER_CHARACTERS = {".": b"0123456789+-eE.", ",": b"0123456789+-eE,"}
 EXACT_BELOW = 2**53  # beyond it, doubles skip whole numbers
-FIX = "Fix the value, or leave the cell blank and pass --missing drop|ffill|mask."
-AS_IN_TRAINING = "Write numbers as in the training file"
+FIX_OR_BLANK = "Fix the value, or leave the cell blank and pass --missing"
+FIX = f"{FIX_OR_BLANK} drop|ffill|mask."
 NO_TIME = "the time is missing. Fill it in."
 
 # Patterns of cells that look like numbers but are not, and what to do about them.
@@ -64,8 +64,9 @@ def parse_number(cell: str, options: Options) -> float | str:
     if not number_pattern(options.decimal, options.thousands).fullmatch(text):
         for pattern, advice in NEAR_NUMBERS:
             if re.fullmatch(pattern, text, re.ASCII | re.IGNORECASE):
-                return f'"{one_line(cell)}" {options.advise(advice, without_flags(advice))}'
-        return f'"{one_line(cell)}" is not a number. {options.advise(FIX, "Fix the value.")}'
+                return f'"{one_line(cell)}" {advice}'
+        in_a_new_file = f"{FIX_OR_BLANK} {options.ways_to_fill}."
+        return f'"{one_line(cell)}" is not a number. {options.advise(FIX, in_a_new_file)}'
     if options.thousands:
         text = text.replace(options.thousands, "")
     value = float(text.replace(options.decimal, "."))
@@ -74,12 +75,6 @@ def parse_number(cell: str, options: Options) -> float | str:
     if abs(value) >= EXACT_BELOW and text.lstrip("+-").isdigit() and int(text) != int(value):
         return f"{explain_inexact(cell)}{or_without_column(options)}."
     return value
-
-
-def without_flags(advice: str) -> str:
-    """Advice on a cell for a file to predict from, which is read as the training file was."""
-    what, _, todo = advice.partition(". ")
-    return f"{what}. {AS_IN_TRAINING}." if "--" in todo else advice
 
 
 def or_without_column(options: Options) -> str:

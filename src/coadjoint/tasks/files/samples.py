@@ -112,6 +112,7 @@ def sheet_of_arrays(
         has_names=False,
         notes=notes,
         shape=shape,
+        has_ids="ids" in arrays,
     )
     return refuse_bad_values(sheet, options, problems)
 

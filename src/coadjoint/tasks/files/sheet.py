@@ -67,8 +67,13 @@ class Options:
     use: str = "train"
 
     def advise(self, at_training: str, at_prediction: str) -> str:
-        """The advice that fits the use of the file: `predict` has no flags for reading it."""
+        """The advice that fits the use of the file: `predict` has only flags for reading it."""
         return at_prediction if self.use == "predict" else at_training
+
+    @property
+    def ways_to_fill(self) -> str:
+        """What may be done with missing values in a file to predict from, as a flag's value."""
+        return "drop|ffill" if self.rows == "steps" else "drop"
 
     def __post_init__(self) -> None:
         groups_digits = self.thousands in ("", ",", ".", " ", "'")
@@ -167,6 +172,9 @@ class Sheet:
     columns   the columns that were taken as "id" and "time"; "stamps" if times are dates
     shape     of a sample without time, C first: (C,), or (C, height, width) for an image; None if
               the rows are steps in time
+    rows      [N] the number that each row has in the file, from 0, whatever was left out or sorted;
+              None if each entry of the file is a whole sequence: see `input_rows`
+    has_ids   whether ids that are in no column are names in the file, and not mere numbers
     """
 
     path: str
@@ -186,6 +194,8 @@ class Sheet:
     columns: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
+    rows: np.ndarray | None = None
+    has_ids: bool = False
 
     @property
     def unit(self) -> str:
@@ -196,6 +206,21 @@ class Sheet:
     def starts(self) -> np.ndarray:
         """The first row of each sequence, [n]."""
         return np.asarray(np.cumsum(self.lengths) - self.lengths)
+
+    @property
+    def input_rows(self) -> np.ndarray:
+        """The row of the file that each row comes from, [N], from 0.
+
+        A row of a table; or the entry along the first axis of an array of sequences or samples.
+        """
+        if self.rows is not None:
+            return self.rows
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def id_column(self) -> str:
+        """The name of the ids that the file gives: that of their column; "" if it gives none."""
+        return self.columns.get("id", "") or ("id" if self.has_ids else "")
 
     def place(self, row: int | np.integer, column: str) -> str:
         """The line and column of a value, in words, for an error."""
@@ -217,6 +242,7 @@ class Sheet:
             u=self.u[keep],
             lengths=np.add.reduceat(keep.astype(np.int64), self.starts),
             lines=self.lines[keep],
+            rows=self.input_rows[keep],
             y=y,
             time=time,
             stamps=stamps,
@@ -281,7 +307,7 @@ def refuse_bad_values(sheet: Sheet, options: Options, problems: Problems) -> She
             places = [sheet.place(row, name).split(" column ")[0] for row in gaps[:CELLS_LISTED]]
             advice = options.advise(
                 "Fill them in, or pass --missing drop|ffill|mask.",
-                "Fill them in: the run was trained with --missing refuse.",
+                f"Fill them in, or pass --missing {options.ways_to_fill}.",
             )
             problems.add(
                 f"{sheet.place(gaps[0], name)}: {len(gaps)} of {len(column)} values are missing, "

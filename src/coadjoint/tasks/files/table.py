@@ -14,6 +14,10 @@ from .sheet import CELLS_LISTED, Options, Problems, Sheet, quote_names, refuse_b
 from .source import LoadedFile
 
 USUAL_NAMES = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
+OTHERWISE_CALLED = (
+    "with the {0}, as the training file has: pass --{0} NAME if it is called otherwise, --{0} '' "
+    "if there is none"
+)
 KIND_ADVICE = "Pass --kind classify if they are classes, --kind regress if they are quantities."
 
 
@@ -54,7 +58,7 @@ def assign_roles(names: Sequence[str], options: Options, problems: Problems) -> 
             "column its own name."
         )
     notes: list[str] = []
-    of_flag = options.advise("for --{}", "with the {}, as the training file has")
+    of_flag = options.advise("for --{0}", OTHERWISE_CALLED)
     id = find_column("id", options.id, names, problems, notes, of_flag)
     time = find_column("time", options.time, names, problems, notes, of_flag)
     targets = find_targets(names, options, problems, notes)
@@ -190,9 +194,9 @@ def check_features(
             role = "target"
         elif name == roles.id:
             role = "id"
+        advice = options.advise("Leave it out of --features.", f"Pass another --{role}.")
         problems.add(
-            f"{problems.path}: column '{one_line(name)}' is both the {role} and an input. Leave it "
-            "out of --features."
+            f"{problems.path}: column '{one_line(name)}' is both the {role} and an input. {advice}"
         )
     if unused:
         notes.append(f"columns left out: {quote_names(unused)}")
@@ -218,7 +222,7 @@ def sheet_from_columns(
     if options.rows == "samples":
         shape = (len(roles.features),)
         starts = np.arange(len(columns.lines))
-        ids = name_samples(roles.id, columns, problems, where)
+        ids = name_samples(roles.id, columns, options, problems, where)
     elif roles.id:
         starts, ids = split_by_id(roles.id, columns, problems, where)
     else:
@@ -250,8 +254,17 @@ def sheet_from_columns(
         notes=tuple(notes),
         columns=role_columns,
         shape=shape,
+        rows=number_rows(columns.lines),
     )
     return refuse_bad_values(sheet, options, problems)
+
+
+def number_rows(lines: np.ndarray) -> np.ndarray:
+    """The number of each row in its file, from 0, in whatever order the rows are now.
+
+    lines: the line of each. Blank lines and line breaks within cells do not count.
+    """
+    return np.unique(lines, return_inverse=True)[1].reshape(-1)
 
 
 def split_by_id(
@@ -283,7 +296,11 @@ def split_by_id(
 
 
 def name_samples(
-    column: str, columns: TableColumns, problems: Problems, where: Callable[[int, str], str]
+    column: str,
+    columns: TableColumns,
+    options: Options,
+    problems: Problems,
+    where: Callable[[int, str], str],
 ) -> list[str]:
     """The name of each row: its id, which no other row has, or its number from 0.
 
@@ -291,6 +308,10 @@ def name_samples(
     """
     if not column:
         return list(map(str, range(len(columns.lines))))
+    advice = options.advise(
+        "Give each its own id; sequences of rows need a recurrent network (--cell).",
+        "Give each its own id, or pass --id '' to leave the column out.",
+    )
     names = columns.words[column]
     seen: set[str] = set()
     for line, name in zip(columns.lines, names, strict=True):
@@ -300,7 +321,7 @@ def name_samples(
         elif name in seen:
             problems.add(
                 f"{place}: id '{one_line(name)}' appears again, but each row is a sample of its "
-                "own. Give each its own id; sequences of rows need a recurrent network (--cell).",
+                f"own. {advice}",
                 "again",
             )
         seen.add(name)

@@ -55,7 +55,7 @@ class TextRows:
         if not self.ahead:
             problems.refuse(f"{path}: the file holds no text.")
         first = [cells for _, cells in self.ahead]
-        check_separator(first, sep, options, problems)
+        check_separator(first, sep, problems)
         self.names = [f"c{k + 1}" for k in range(len(first[0]))]
         if options.header:
             self.names = list(map(str.strip, first[0]))
@@ -244,7 +244,7 @@ def read_columns(
     return columns
 
 
-def check_separator(rows: list[list[str]], sep: str, options: Options, problems: Problems) -> None:
+def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None:
     """Refuse a single column whose first two lines hold another separator equally often.
 
     rows: the cells of the first rows, as split by `sep`.
@@ -257,12 +257,9 @@ def check_separator(rows: list[list[str]], sep: str, options: Options, problems:
         if other != sep and 0 < first.count(other) == second.count(other):
             name = {"\t": "tab", " ": "space"}.get(other, other)
             flag = {"\t": "$'\\t'"}.get(other, f"'{other}'")
-            advice = options.advise(
-                f"Pass --sep {flag}.", f"Separate columns by '{sep}', as in the training file."
-            )
             problems.refuse(
                 f"{problems.path}: there is only one column, '{one_line(first)}'; the file looks "
-                f"{name}-separated. {advice}"
+                f"{name}-separated. Pass --sep {flag}."
             )
 
 

@@ -8,6 +8,7 @@ comparison       methods on tasks, and the table that terminal, page and Markdow
 figures          lines, heatmaps, dots and pictures, for the page's script
 run_figures      the figures of a run
 picture_figure   held-out images and reconstructions
+baseline_table   the network beside baselines
 depth_figures    costates over layers, of the chains of a comparison
 page_parts       tables, sections and pages, for the template
 run_again        the commands that make a run again, or continue it

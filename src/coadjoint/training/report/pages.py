@@ -1,4 +1,4 @@
-"""Write the report: one HTML page, without any other file, of a run, comparison or diagnosis."""
+"""Write the report: one HTML page of a run, comparison, search or diagnosis, in one file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from .comparison_page import comparison_page
 from .diagnosis_page import diagnosis_page
 from .page_parts import Page
 from .run_page import run_page
+from .study_page import study_page
 
 RUN_FILES = ("metrics.jsonl", "result.json", "environment.json")
 
@@ -36,6 +37,8 @@ def read_page(folder: Path) -> Page:
     """
     if (folder / "compare.json").is_file():
         return comparison_page(folder)
+    if (folder / "tune.json").is_file():
+        return study_page(folder)
     if any((folder / name).is_file() for name in RUN_FILES):
         return run_page(folder)
     if (folder / "diagnostics.json").is_file():

@@ -6,6 +6,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
+from .baseline_table import baseline_tables
 from .curves import json_numbers, thinned_indices
 from .diagnosis_page import read_diagnosis
 from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
@@ -35,7 +36,7 @@ def run_page(folder: Path) -> Page:
         "seed": clean(run.environment.get("seed", "")),
         "started": clean(run.environment.get("started") or ""),
     }
-    tables = [*final_tables(run), held_out_table(run)]
+    tables = [*final_tables(run), *baseline_tables(run), held_out_table(run)]
     pictures = picture_figures(run)
     sections = [
         PageSection("training", "Training", figures=figures.training(), tables=tables),

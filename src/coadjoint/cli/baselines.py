@@ -1,0 +1,40 @@
+"""The figures of a network beside those of baselines, as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .program import print_escaped, print_table
+
+if TYPE_CHECKING:
+    from ..training.progress import Result
+    from .build import Job
+
+
+def print_baselines(result: Result, job: Job) -> None:
+    """Print the metric of the network and of the baselines on each held-out set, and advice."""
+    from ..tasks.judging import JudgedCollection
+    from ..training import advice
+    from ..training.metric_names import metric_label
+
+    task = job.task
+    if not isinstance(task, JudgedCollection) or not task.baselines:
+        return
+    computed = [each for each in task.baselines if each.metrics]
+    metric = advice.shown_metric(result.selected_by, task, computed)
+    heads = ["", *(f"{split} {metric_label(metric)}" for split in task.splits)]
+    rows = [["network", *(f"{result.metrics[split][metric]:.4g}" for split in task.splits)]]
+    for each in computed:
+        values = (each.metrics[split][metric] for split in task.splits)
+        rows.append([each.name, *(f"{value:.4g}" for value in values)])
+    print()
+    print_table(heads, rows)
+    for each in task.baselines:
+        if each.name == "linear":
+            print_escaped(f"linear: {each.about}")
+    line = advice.advise_on_baseline(
+        job.network, task, computed, result.metrics, metric, job.arguments["gradient"]
+    )
+    if line is not None:
+        print_escaped(line)
+    print()

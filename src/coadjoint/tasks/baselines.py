@@ -1,0 +1,329 @@
+"""Baselines for your own data: what is reached without a network, on the same splits.
+
+majority    classes: the largest class of the training set, for every entry
+mean        numbers: the mean of the training set
+last value  the next step is like this one
+linear      ridge regression, or for classes the better of a ridge classifier and logistic
+            regression, on the flattened sequence (or a summary of it, if it is long), on the
+            sample, or with a target at every step on that step and those before it. Its strength
+            is the one with the best metric on the validation set; without one, on every fifth
+            training entry
+
+An entry is a sequence or sample, or a time step if every one has a target. Time and memory are
+bounded: of very many entries some are used to fit, very many inputs are projected at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from .linear import LinearModel, logistic_path, ridge_path
+from .task import Samples, Sequences, rng
+
+if TYPE_CHECKING:
+    from .judging import JudgedCollection
+
+MOST_INPUTS = 1000  # of a linear model, if there are as many entries
+MOST_ENTRIES = 20_000  # to fit it
+MOST_NUMBERS = 10**7  # entries times inputs to fit it
+MOST_HELD_OUT = 10**9  # entries times inputs to judge it
+LOGISTIC = 10**8  # numbers to read in a fit of logistic regression
+FEWEST_ITERATIONS = 20  # of it
+BLOCK = 4 * 10**6  # numbers of inputs at a time
+LAGS = 20  # steps before the present one, with a target at every step
+SUMMARY = "the mean, deviation, least, largest, first and last value of each input"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline: what it is, and its metrics by split and name; none if it was left out."""
+
+    name: str
+    about: str
+    metrics: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How the inputs of a linear model are made of a set.
+
+    form   "sample", "flat", "summary" or "lags"
+    size   steps of a flattened sequence, or lags
+    width  the number of inputs, before they are projected
+    most   the number of inputs after a projection; None without one
+    """
+
+    form: str
+    size: int
+    width: int
+    most: int | None = None
+
+    @property
+    def about(self) -> str:
+        """The inputs in words."""
+        words = {
+            "sample": "the sample",
+            "flat": f"the flattened sequence ({self.size} steps)",
+            "summary": SUMMARY,
+            "lags": f"the present step and {self.size} before it",
+        }
+        if self.most is not None:
+            return f"{self.most} random projections of {words[self.form]}"
+        return words[self.form]
+
+    @property
+    def count(self) -> int:
+        """The number of inputs."""
+        return self.most or self.width
+
+    def rows(self, data: Sequences | Samples, entries: np.ndarray) -> np.ndarray:
+        """Return the inputs [n, count] of entries [n, 2] of (sequence, step)."""
+        if self.most is None:
+            return self._whole_rows(data, entries)
+        parts = []
+        for block in blocks(len(entries), self.width):
+            parts.append(project(self._whole_rows(data, entries[block]), self.most))
+        return np.concatenate(parts)
+
+    def _whole_rows(self, data: Sequences | Samples, entries: np.ndarray) -> np.ndarray:
+        """Return the inputs [n, width] before they are projected."""
+        if isinstance(data, Samples):
+            rows = data.x[entries[:, 0]].reshape(len(entries), -1)
+        elif self.form == "lags":
+            rows = lagged_rows(data, entries, self.size)
+        else:
+            make = summary_row if self.form == "summary" else flat_row
+            rows = np.stack([make(data.u[i], self.size) for i in entries[:, 0]])
+        numbers: np.ndarray = rows.astype(np.float64)
+        return numbers
+
+
+def flat_row(u: np.ndarray, size: int) -> np.ndarray:
+    """Return the first `size` steps of u [T, C] in one row; missing ones are zero."""
+    row = np.zeros((size, u.shape[1]))
+    row[: min(len(u), size)] = u[:size]
+    return row.reshape(-1)
+
+
+def summary_row(u: np.ndarray, _size: int) -> np.ndarray:
+    """Return the SUMMARY of u [T, C] in one row."""
+    return np.concatenate([u.mean(0), u.std(0), u.min(0), u.max(0), u[0], u[-1]])
+
+
+def lagged_rows(data: Sequences, entries: np.ndarray, lags: int) -> np.ndarray:
+    """Return for each entry its step and the `lags` steps before it; zero before the first."""
+    chosen, place = np.unique(entries[:, 0], return_inverse=True)
+    gap = np.zeros((lags, data.u[0].shape[1]), data.u[0].dtype)
+    parts: list[np.ndarray] = []
+    starts = []
+    start = 0
+    for i in chosen:
+        parts += [gap, data.u[i]]
+        starts.append(start + lags)
+        start += lags + len(data.u[i])
+    steps = np.concatenate(parts)
+    now = np.array(starts)[place] + entries[:, 1]
+    return np.concatenate([steps[now - lag] for lag in range(lags + 1)], 1)
+
+
+def project(rows: np.ndarray, most: int) -> np.ndarray:
+    """Return `most` sums of inputs with random signs, each input in one of them."""
+    draw = rng(0, "projection", rows.shape[1])
+    order = draw.permutation(rows.shape[1])
+    signs = draw.choice((-1.0, 1.0), rows.shape[1])
+    starts = np.linspace(0, rows.shape[1], most, endpoint=False).astype(int)
+    sums: np.ndarray = np.add.reduceat((rows * signs)[:, order], starts, 1)
+    return sums
+
+
+def entries_of(data: Sequences | Samples, every: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the entries with a target as [n, 2] of (sequence, step), and their targets."""
+    assert data.y is not None
+    if every:
+        y = np.concatenate([np.asarray(target) for target in data.y])
+        lengths = [len(np.asarray(target)) for target in data.y]
+        steps = np.concatenate([np.arange(length) for length in lengths])
+        entries = np.stack([np.repeat(np.arange(len(lengths)), lengths), steps], 1)
+    else:
+        y = np.asarray(data.y)
+        entries = np.stack([np.arange(len(y)), np.zeros(len(y), int)], 1)
+    if y.dtype.kind == "f":
+        y = y.reshape(len(y), -1)
+        has_target = ~np.isnan(y).any(1)
+    else:
+        has_target = y >= 0
+    return entries[has_target], y[has_target]
+
+
+def choose_inputs(task: JudgedCollection, entries: int) -> Inputs:
+    """Choose what a linear model reads; entries: how many there are in training."""
+    train = task.sets["train"]
+    limit = MOST_INPUTS if entries > MOST_INPUTS else MOST_NUMBERS // entries
+    if isinstance(train, Samples):
+        width = int(np.prod(train.x.shape[1:]))
+        return Inputs("sample", 1, width, limit if width > limit else None)
+    C = train.u[0].shape[1]
+    longest = int(train.steps().max())
+    if task.readout == "every":
+        lags = max(0, min(LAGS, longest - 1, limit // C - 1))
+        width = (lags + 1) * C
+        return Inputs("lags", lags, width, limit if width > limit else None)
+    if longest * C <= limit:
+        return Inputs("flat", longest, longest * C)
+    width = 6 * C
+    return Inputs("summary", longest, width, limit if width > limit else None)
+
+
+def find_baselines(task: JudgedCollection) -> list[Baseline]:
+    """Return the baselines of a task, with their metrics on its held-out sets."""
+    if not task.splits:
+        return []
+    baselines = [constant_baseline(task)]
+    kind = task.description.kind
+    if kind == "next":
+        baselines.insert(0, last_value(task))
+    # An autoencoder must not copy its inputs, which a linear model would do.
+    if kind != "reconstruct" or task.noise:
+        try:
+            baselines.insert(0, linear_baseline(task))
+        except (MemoryError, np.linalg.LinAlgError) as error:
+            why = "out of memory" if isinstance(error, MemoryError) else str(error)
+            baselines.insert(0, Baseline("linear", f"left out: {why}", {}))
+    return baselines
+
+
+def judge(task: JudgedCollection, a: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Return the metrics of outputs a [n, outputs] for targets y."""
+    tally = task.tally(task.metrics)
+    tally.add(torch.from_numpy(a), torch.from_numpy(y))
+    return tally.values()
+
+
+def constant_baseline(task: JudgedCollection) -> Baseline:
+    """Return the baseline that ignores the inputs: the largest class, or the mean."""
+    every = task.readout == "every"
+    _, y = entries_of(task.sets["train"], every)
+    labels = task.description.labels
+    if labels:
+        # The shares of the classes are the best outputs that ignore the inputs, by the loss too.
+        shares = np.bincount(y, minlength=len(labels)) / len(y)
+        outputs = np.log(np.maximum(shares, 1e-12))
+        about = f"class '{labels[int(shares.argmax())]}' for every entry"
+        name = "majority"
+    else:
+        outputs = y.astype(np.float64).mean(0)
+        about = "the mean of the training set"
+        name = "mean"
+    metrics = {}
+    for split in task.splits:
+        targets = entries_of(task.sets[split], every)[1]
+        metrics[split] = judge(task, np.tile(outputs, (len(targets), 1)), targets)
+    return Baseline(name, about, metrics)
+
+
+def last_value(task: JudgedCollection) -> Baseline:
+    """Return the baseline that predicts the step it has just read."""
+    metrics = {}
+    for split in task.splits:
+        data = task.sets[split]
+        entries, y = entries_of(data, every=True)
+        now = Inputs("lags", 0, 0).rows(data, entries)
+        metrics[split] = judge(task, now[:, : task.outputs], y)  # masks, if any, come behind
+    return Baseline("last value", "the step before", metrics)
+
+
+class Chooser:
+    """Keeps the linear model with the best metric so far."""
+
+    def __init__(self, task: JudgedCollection) -> None:
+        self.task = task
+        self.best: tuple[float, str, LinearModel] | None = None
+
+    def offer(self, method: str, model: LinearModel, X: np.ndarray, y: np.ndarray) -> None:
+        """Judge a model by the inputs X and targets y; of equal ones the first is kept."""
+        value = judge(self.task, model.predict(X), y)[self.task.metric]
+        value = value if self.task.lower else -value
+        if self.best is None or value < self.best[0]:
+            self.best = (value, method, model)
+
+
+def linear_baseline(task: JudgedCollection) -> Baseline:
+    """Return the linear model whose strength is the best on the validation set."""
+    every = task.readout == "every"
+    train = task.sets["train"]
+    entries, y = entries_of(train, every)
+    inputs = choose_inputs(task, len(entries))
+    held_out = {split: entries_of(task.sets[split], every) for split in task.splits}
+    if sum(len(e) for e, _ in held_out.values()) * inputs.width > MOST_HELD_OUT:
+        return Baseline("linear", "left out: there are too many held-out entries", {})
+    chosen = thin(len(entries), min(MOST_ENTRIES, MOST_NUMBERS // inputs.count))
+    X = inputs.rows(train, entries[chosen])
+    y = y[chosen]
+    # Summaries have units of their own.
+    mean = X.mean(0)
+    std = np.where(X.std(0) > 0, X.std(0), 1.0) if inputs.form == "summary" else np.ones_like(mean)
+    X = (X - mean) / std
+    if "valid" in held_out:
+        judged, targets = held_out["valid"]
+        part = thin(len(judged), max(1, MOST_NUMBERS // inputs.count))
+        X_judged = (inputs.rows(task.sets["valid"], judged[part]) - mean) / std
+        method, model = best_model(task, (X, y), (X_judged, targets[part]))
+    else:
+        is_judged = np.arange(len(X)) % 5 == 4
+        rest = (X[~is_judged], y[~is_judged])
+        method, model = best_model(task, rest, (X[is_judged], y[is_judged]))
+    metrics = {}
+    for split, (its_entries, its_targets) in held_out.items():
+        tally = task.tally(task.metrics)
+        data = task.sets[split]
+        for block in blocks(len(its_entries), inputs.width):
+            a = model.predict((inputs.rows(data, its_entries[block]) - mean) / std)
+            tally.add(torch.from_numpy(a), torch.from_numpy(its_targets[block]))
+        metrics[split] = tally.values()
+        if method == "ridge classifier":  # its outputs are no probabilities
+            metrics[split].pop("log-loss", None)
+    return Baseline("linear", f"{method} on {inputs.about}", metrics)
+
+
+def best_model(
+    task: JudgedCollection,
+    fit: tuple[np.ndarray, np.ndarray],
+    judged: tuple[np.ndarray, np.ndarray],
+) -> tuple[str, LinearModel]:
+    """Return the model of all methods and strengths, fitted to `fit`, that is best on `judged`."""
+    X, y = fit
+    chooser = Chooser(task)
+    classes = len(task.description.labels)
+    if not classes:
+        for model in ridge_path(X, y.astype(np.float64)):
+            chooser.offer("ridge regression", model, *judged)
+    else:
+        for model in ridge_path(X, np.eye(classes)[y]):
+            chooser.offer("ridge classifier", model, *judged)
+        # An output costs as much as some 50 inputs.
+        iterations = min(100, LOGISTIC // (len(X) * classes * (X.shape[1] + 50)))
+        if iterations >= FEWEST_ITERATIONS:
+            for model in logistic_path(X, y, classes, iterations):
+                chooser.offer("logistic regression", model, *judged)
+    if chooser.best is None:
+        raise np.linalg.LinAlgError("no model is finite")
+    return chooser.best[1], chooser.best[2]
+
+
+def thin(count: int, most: int) -> np.ndarray:
+    """Return at most `most` numbers of 0..count - 1, evenly spread."""
+    if count <= most:
+        return np.arange(count)
+    return np.linspace(0, count - 1, most).astype(int)
+
+
+def blocks(count: int, inputs: int) -> Iterator[slice]:
+    """Yield slices of 0..count - 1 whose inputs fit into memory."""
+    size = max(1, BLOCK // inputs)
+    for start in range(0, count, size):
+        yield slice(start, start + size)

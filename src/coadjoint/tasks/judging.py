@@ -1,0 +1,92 @@
+"""JudgedCollection: how the outputs for your own data are judged."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..objectives.batch import Batch
+from .baselines import Baseline, find_baselines
+from .description import ColumnNames, Description
+from .metrics import ClassTally, NumberTally, Tally, choose_metrics, metrics_of
+from .task import Collection, Samples, Scores, Sequences, count_right
+
+SCORED = ("accuracy", "mse", "mae")  # the metrics that are means over entries, by `score`
+
+
+class JudgedCollection(Collection):
+    """A finite set with a description of its data, which says what outputs mean.
+
+    metrics  the names of the metrics to report, of those in `metrics`
+    noise    the standard deviation of noise on inputs that are to be reconstructed
+    """
+
+    noise: float = 0.0
+
+    def __init__(
+        self,
+        sets: Mapping[str, Sequences | Samples],
+        description: Description,
+        metrics: ColumnNames = None,
+    ) -> None:
+        self.description = description
+        self.outputs = description.outputs
+        if description.kind == "classify":
+            self.output = "softmax"
+            self.loss = "cross-entropy"
+            self.metric = "accuracy"
+            self.lower = False
+        else:
+            self.output = "identity"
+            self.loss = "squared"
+            self.metric = "mse"
+            self.lower = True
+        self.metrics = choose_metrics(metrics, bool(description.labels))
+        super().__init__(sets)
+
+    @property
+    def selectors(self) -> dict[str, bool]:
+        """The metrics that may choose the best weights, and whether less of each is better."""
+        known = metrics_of(bool(self.description.labels))
+        return {"loss": True} | {name: known[name].lower for name in self.metrics}
+
+    def tally(self, names: Sequence[str] | None = None) -> Tally:
+        """Return what collects metrics; by default those that `score` does not return."""
+        d = self.description
+        if names is None:
+            names = [name for name in self.metrics if name not in SCORED]
+        if d.labels:
+            return ClassTally(len(d.labels), names)
+        return NumberTally(names, *d.target_scale())
+
+    @functools.cached_property
+    def baselines(self) -> list[Baseline]:
+        """What is reached without a network, on the held-out sets; computed when first used."""
+        return find_baselines(self)
+
+    def counted_entries(self, a: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return pre-outputs and targets without padding and steps whose target is missing."""
+        a, y = super().counted_entries(a, batch)
+        if self.readout != "every":
+            return a, y
+        lengths = torch.as_tensor(batch.lengths, device=a.device)
+        is_judged = torch.arange(len(a), device=a.device)[:, None] < lengths
+        if batch.mask is not None:
+            is_judged &= batch.mask.to(a.device) != 0
+        return a[is_judged], y[is_judged]
+
+    def score(self, a: Tensor, batch: Batch) -> Scores:
+        """Return the accuracy, or squared and absolute error in the target's own units."""
+        a, y = self.counted_entries(a, batch)
+        if self.description.kind == "classify":
+            return {"accuracy": count_right(a.argmax(-1) == y)}
+        std = torch.from_numpy(self.description.target_scale()[1]).to(a.device)
+        error = (a.double() - y.double()) * std
+        count = float(error.numel())
+        return {
+            "mse": (float(error.square().sum()), count),
+            "mae": (float(error.abs().sum()), count),
+        }

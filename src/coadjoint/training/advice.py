@@ -1,0 +1,121 @@
+"""Advice to the user: what may help where training has little chance, or where it gained little."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from ..gradients.method import Method
+from ..gradients.penalised import Penalised
+from ..networks.interface import Net
+from ..tasks.baselines import Baseline
+from ..tasks.task import Task
+from .json_types import Row
+
+FAINT = -6.0  # log10 of the decay of costates from which on advice is given
+GATED = ("gru", "lstm", "peephole", "mingru", "lru")  # cells that need no advice to be gated
+BASELINES = {
+    "linear": "the linear model",
+    "majority": "the largest class",
+    "mean": "the mean",
+    "last value": "the last value",
+}
+
+
+def is_gated(net: Net) -> bool:
+    """Whether a network has a cell with gates; a stack has one if all its layers do."""
+    return str(getattr(net, "name", "")) in GATED
+
+
+def advise_on_decay(probe: Row, net: Net, method: Method) -> str | None:
+    """A line about costates that decay by more than 1e-6 before training; None if they do not.
+
+    probe: the "probe" row of the initial weights, whose "decay" is log10 of the ratio of the
+    first costate and the last. method: that of the run, which may have a penalty already.
+    """
+    decay = probe["decay"]
+    if decay is None or not decay < FAINT:
+        return None
+    has_penalty = isinstance(method, Penalised)
+    if net.sample_axis == 0:
+        place = "from output to input; its first layers will hardly learn"
+        remedies = ["--init orthogonal"]
+        penalty = "--penalty isometry"
+    else:
+        place = "from end to start; early time steps will hardly be learned from"
+        remedies = [] if is_gated(net) else ["--cell gru"]
+        remedies.append("--init orthogonal")
+        if net.readout == "last" and getattr(net, "summary", None) is None:
+            remedies.append("--readout attention")
+        penalty = "--penalty log-ratio"
+    if not has_penalty:
+        remedies.append(penalty)
+    return (
+        f"The gradient of the initial weights shrinks to 1e{decay:.0f} {place}. What may help: "
+        f"{list_words(remedies)}."
+    )
+
+
+def list_words(words: Sequence[str]) -> str:
+    """Words as a list: "a, b or c"."""
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def shown_metric(selected_by: str | None, task: Task, baselines: Sequence[Baseline]) -> str:
+    """The metric by which a network and baselines are compared: the one that chose the weights.
+
+    The task's own, if the baselines do not have that one, such as the loss.
+    """
+    values = [values for each in baselines for values in each.metrics.values()]
+    has_it = bool(values) and all(selected_by in each for each in values)
+    return str(selected_by) if has_it else task.metric
+
+
+def best_baseline(
+    baselines: Sequence[Baseline], split: str, metric: str, lower: bool
+) -> tuple[Baseline, float] | None:
+    """The best of the baselines on a split, with its value; None if no baseline has one."""
+    found = []
+    for each in baselines:
+        value = each.metrics.get(split, {}).get(metric, math.nan)
+        if not math.isnan(value):
+            found.append((value if lower else -value, each, value))
+    if not found:
+        return None
+    _, best, value = min(found, key=lambda entry: entry[0])
+    return best, value
+
+
+def advise_on_baseline(
+    net: Net,
+    task: Task,
+    baselines: Sequence[Baseline],
+    metrics: Mapping[str, Mapping[str, float]],
+    metric: str,
+    method: Method,
+) -> str | None:
+    """A line for a network that does not beat the best baseline; None if it does.
+
+    metrics: of the network, by split. They are compared on the validation set, or on the test set
+    if there is no other. A network whose metric cannot be better than it is needs no advice.
+    """
+    split = "valid" if "valid" in task.splits else task.splits[-1]
+    lower = task.selector(metric)[1]
+    best = best_baseline(baselines, split, metric, lower)
+    value = metrics.get(split, {}).get(metric, math.nan)
+    if best is None:
+        return None
+    baseline, to_beat = best
+    is_better = value < to_beat if lower else value > to_beat
+    is_perfect = value == (0.0 if lower else 1.0)
+    if is_better or is_perfect:
+        return None
+    remedies = ["more --epochs", "another --lr"]
+    if net.sample_axis == 1 and not is_gated(net):
+        remedies.append("--cell gru or lstm")
+    if not isinstance(method, Penalised):
+        penalty = "isometry" if net.sample_axis == 0 else "log-ratio"
+        remedies.append(f"--penalty {penalty}")
+    remedies.append("a search for settings (coadjoint tune)")
+    name = BASELINES.get(baseline.name, baseline.name)
+    return f"The network does not beat {name} on {split}. What may help: {list_words(remedies)}."

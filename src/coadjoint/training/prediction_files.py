@@ -1,0 +1,198 @@
+"""Predictions as files: CSV, TSV, JSON, Parquet, Feather and Arrow, by the name of the file."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import ConfigError, MissingError, StorageError, check_path, one_line
+from ..tasks.description import PathLike
+from ..tasks.files.kept import Column, with_types
+from ..tasks.prediction import Prediction
+from .files import replacing
+
+STANDARD_OUTPUT = "-"
+Outputs = Iterable[Tensor | np.ndarray]
+Writer = Callable[[Prediction, Outputs, BinaryIO], None]
+
+
+def check_output_name(path: PathLike) -> None:
+    """Refuse a name that says no known format, and a format whose package is not installed."""
+    if os.fspath(path) != STANDARD_OUTPUT and writer_of(path) in NEED_PYARROW:
+        import_pyarrow()
+
+
+def write_predictions(prediction: Prediction, path: PathLike, outputs: Outputs) -> None:
+    """Write the table of predictions; the name of the file says its format, "-" prints CSV.
+
+    The file appears complete or not at all; the file the sequences come from is never overwritten.
+
+    Args:
+        prediction: The sequences or samples.
+        path: The file.
+        outputs: The pre-outputs a of each batch, in order.
+    """
+    check_path("path", path)
+    if os.fspath(path) == STANDARD_OUTPUT:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(prediction.rows(outputs))
+        return
+    path = Path(path)
+    write = writer_of(path)
+    if path.exists() and prediction.source.exists() and path.samefile(prediction.source):
+        raise StorageError(
+            f"{one_line(path, 400)} is the file the {prediction.unit}s were read from. "
+            "Write the predictions to another file."
+        )
+    with replacing(path) as raw:
+        write(prediction, outputs, raw)
+
+
+def writer_of(path: PathLike) -> Writer:
+    """The function that writes files named like this; a name that says no format is refused."""
+    name = Path(path).name.lower()
+    for suffix, writer in WRITERS.items():
+        if name.endswith(suffix):
+            return writer
+    raise ConfigError(
+        f"--out {one_line(path, 400)}: the name of the file says its format; expected one of "
+        f"{', '.join(WRITERS)}, or - for CSV on standard output."
+    )
+
+
+@contextlib.contextmanager
+def as_text(raw: BinaryIO) -> Iterator[io.TextIOWrapper]:
+    """A file of bytes as one of text, which is left open."""
+    text = io.TextIOWrapper(raw, encoding="utf-8", newline="")
+    yield text
+    text.flush()
+    text.detach()  # `replacing` closes the file itself
+
+
+def write_csv(prediction: Prediction, outputs: Outputs, raw: BinaryIO, sep: str = ",") -> None:
+    """Write a table in text."""
+    with as_text(raw) as text:
+        writer = csv.writer(text, delimiter=sep, lineterminator="\n")
+        writer.writerows(prediction.rows(outputs))
+
+
+def write_tsv(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+    """Write a table in text, its columns separated by tabs."""
+    write_csv(prediction, outputs, raw, "\t")
+
+
+def packed(write: Writer) -> Writer:
+    """The same writer with gzip around its file; the bytes do not depend on the clock."""
+
+    def write_packed(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+        with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
+            write(prediction, outputs, file)  # type: ignore[arg-type]  # it is written to alone
+
+    return write_packed
+
+
+def json_rows(prediction: Prediction, outputs: Outputs) -> Iterator[str]:
+    """The rows as objects of JSON; null where there is no prediction."""
+    columns = [with_types(column) for column in prediction.table(outputs)]
+    names = [column.name for column in columns]
+    for row in zip(*(column.values for column in columns), strict=True):
+        yield json.dumps(dict(zip(names, map(plain_value, row), strict=True)), ensure_ascii=False)
+
+
+def plain_value(value: Any) -> Any:
+    """A value as JSON has it: NaN is null, and times are texts."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def write_json(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+    """Write a list of objects, one on each line."""
+    with as_text(raw) as text:
+        before = "[\n"
+        for row in json_rows(prediction, outputs):
+            text.write(before + row)
+            before = ",\n"
+        text.write("\n]\n")
+
+
+def write_jsonl(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+    """Write one object on each line."""
+    with as_text(raw) as text:
+        for row in json_rows(prediction, outputs):
+            text.write(f"{row}\n")
+
+
+def import_pyarrow() -> Any:
+    """The module pyarrow with what is written by it; it is optional."""
+    try:
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.feather  # type: ignore[import-untyped]
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError:
+        raise MissingError(
+            "writing Parquet and Arrow files needs pyarrow: pip install 'coadjoint[data]'. Or "
+            "write a .csv."
+        ) from None
+    return pyarrow
+
+
+def arrow_table(prediction: Prediction, outputs: Outputs) -> Any:
+    """The table as one of pyarrow: numbers as numbers, null where there is no prediction."""
+    pa = import_pyarrow()
+    arrays = {}
+    for column in prediction.table(outputs):
+        arrays[column.name] = arrow_array(pa, with_types(column))
+    return pa.table(arrays)
+
+
+def arrow_array(pa: Any, column: Column) -> Any:
+    """The values of a column as an array of pyarrow."""
+    if column.arrow is not None:
+        return column.arrow
+    if isinstance(column.values, np.ndarray):
+        return pa.array(column.values, from_pandas=True)  # NaN is null
+    if all(value is None for value in column.values):
+        return pa.array(column.values, pa.string())
+    return pa.array(column.values)
+
+
+def write_parquet(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+    """Write a Parquet file."""
+    import_pyarrow().parquet.write_table(arrow_table(prediction, outputs), raw)
+
+
+def write_feather(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+    """Write a Feather file of version 2, which is an Arrow file."""
+    table = arrow_table(prediction, outputs)
+    import_pyarrow().feather.write_feather(table, raw, compression="uncompressed")
+
+
+# By the end of the name; the first that fits counts.
+WRITERS: dict[str, Writer] = {
+    ".csv": write_csv,
+    ".tsv": write_tsv,
+    ".csv.gz": packed(write_csv),
+    ".tsv.gz": packed(write_tsv),
+    ".parquet": write_parquet,
+    ".feather": write_feather,
+    ".arrow": write_feather,
+    ".json": write_json,
+    ".jsonl": write_jsonl,
+}
+NEED_PYARROW = (write_parquet, write_feather)

@@ -1,0 +1,240 @@
+"""Metrics, class weights and baselines of own data, from the command line."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coadjoint.tasks.data import Data
+from coadjoint.tasks.linear import logistic_path, ridge_path
+
+
+def write(path, head, rows):
+    with Path(path).open("w", newline="") as file:
+        csv.writer(file).writerows([head, *rows])
+    return path
+
+
+def waves(path, n=150, T=8):
+    """Sequences whose class is the sign of the sum of their first two steps."""
+    g = np.random.default_rng(0)
+    rows = []
+    for i in range(n):
+        x = g.standard_normal(T - i % 3)
+        label = "up" if x[0] + x[1] > 0.5 else "down"
+        rows += [[f"w{i}", t, f"{v:.4f}", label] for t, v in enumerate(x)]
+    return write(path, ["id", "time", "x", "target"], rows)
+
+
+# linear models
+
+
+def test_ridge_regression_solves_its_normal_equations():
+    g = np.random.default_rng(1)
+    for n, F in ((30, 4), (6, 9)):  # the second in its dual form
+        X, Y = g.standard_normal((n, F)), g.standard_normal((n, 2))
+        centred = X - X.mean(0)
+        gram = centred.T @ centred
+        for model in ridge_path(X, Y):
+            alpha = model.strength * np.linalg.eigvalsh(gram)[-1]
+            A = np.linalg.solve(gram + alpha * np.eye(F), centred.T @ Y)
+            np.testing.assert_allclose(model.A, A, rtol=1e-5, atol=1e-7)
+            assert model.predict(X).mean(0) == pytest.approx(Y.mean(0))
+
+
+def test_logistic_regression_ends_where_its_gradient_vanishes():
+    g = np.random.default_rng(2)
+    X = g.standard_normal((40, 3))
+    y = (X[:, 0] + g.standard_normal(40) > 0).astype(int) + (X[:, 1] > 1)
+    for model in logistic_path(X, y, 3):
+        p = np.exp(model.predict(X))
+        p /= p.sum(1, keepdims=True)
+        slope = X.T @ (p - np.eye(3)[y]) / 40 + model.strength * model.A
+        assert np.abs(slope).max() < 2e-4
+
+
+# baselines
+
+
+def test_baselines_of_a_forecast(tmp_path):
+    g = np.random.default_rng(3)
+    x = np.zeros(300)
+    for t in range(2, 300):
+        x[t] = 1.6 * x[t - 1] - 0.8 * x[t - 2] + 0.1 * g.standard_normal()
+    path = write(tmp_path / "ar.csv", ["x"], [[f"{v:.6f}"] for v in 50 + 9 * x])
+    task = Data.read(path, kind="next", window=30)
+    linear, last, mean = task.baselines
+    assert [each.name for each in task.baselines] == ["linear", "last value", "mean"]
+    assert linear.about == "ridge regression on the present step and 20 before it"
+    for split in ("valid", "test"):
+        assert 0.5 * 0.9**2 < linear.metrics[split]["mse"] < 3 * 0.9**2  # the noise, 0.1 * 9
+        assert linear.metrics[split]["mse"] < last.metrics[split]["mse"]
+        assert last.metrics[split]["mse"] < mean.metrics[split]["mse"]
+    steps = [np.array(u)[:, 0] for u in task.sets["test"].u]
+    nexts = [np.array(y)[:, 0] for y in task.sets["test"].y]
+    errors = (np.concatenate(steps) - np.concatenate(nexts)) * task.description.target_std[0]
+    assert last.metrics["test"]["mse"] == pytest.approx(np.mean(errors**2))
+
+
+def test_baselines_of_steps_skip_those_without_a_target(tmp_path):
+    g = np.random.default_rng(4)
+    rows = []
+    for i in range(20):
+        x = g.standard_normal(9)
+        for t in range(9):
+            label = "hot" if t and x[t - 1] > 0 else "cold"
+            rows.append([i, f"{x[t]:.4f}", "" if (t + i) % 7 == 3 else label])
+    path = write(tmp_path / "steps.csv", ["id", "x", "target"], rows)
+    task = Data.read(path, kind="classify", at="every", missing="mask", metrics="log-loss")
+    linear, majority = task.baselines
+    assert linear.metrics["test"]["accuracy"] > 0.9 > majority.metrics["test"]["accuracy"]
+    shares = np.bincount(np.concatenate([y[y >= 0] for y in task.sets["train"].y])) / 1.0
+    shares /= shares.sum()
+    test = np.concatenate([y[y >= 0] for y in task.sets["test"].y])
+    assert majority.metrics["test"]["accuracy"] == np.mean(test == shares.argmax())
+    assert majority.metrics["test"]["log-loss"] == pytest.approx(-np.log(shares[test]).mean())
+
+
+def test_long_sequences_are_summarised_and_large_samples_projected(tmp_path):
+    g = np.random.default_rng(5)
+    level = g.standard_normal(1100)
+    u = level[:, None, None] + 0.1 * g.standard_normal((1100, 11, 100))
+    np.savez(tmp_path / "long.npz", u=u, y=level)
+    task = Data.read(tmp_path / "long.npz", kind="regress", split=(0.95, 0, 0.05))
+    linear = task.baselines[0]
+    assert "the mean, deviation, least" in linear.about
+    assert linear.metrics["test"]["r2"] > 0.99
+    np.savez(tmp_path / "wide.npz", x=u.reshape(1100, -1), y=level)
+    task = Data.read(tmp_path / "wide.npz", kind="regress", rows="samples", split=(0.95, 0, 0.05))
+    linear = task.baselines[0]
+    assert linear.about == "ridge regression on 1000 random projections of the sample"
+    assert linear.metrics["test"]["r2"] > 0.9
+
+
+def test_an_autoencoder_is_compared_with_a_linear_model_only_if_there_is_noise(tmp_path):
+    g = np.random.default_rng(6)
+    np.savez(tmp_path / "x.npz", x=g.standard_normal((40, 2)) @ g.standard_normal((2, 5)))
+    options = {"rows": "samples", "kind": "reconstruct"}
+    task = Data.read(tmp_path / "x.npz", **options)
+    assert [each.name for each in task.baselines] == ["mean"]
+    task = Data.read(tmp_path / "x.npz", noise=0.5, **options)
+    linear, mean = task.baselines
+    assert linear.metrics["test"]["mse"] < mean.metrics["test"]["mse"]
+
+
+def test_data_without_held_out_sets_have_no_baselines(tmp_path):
+    task = Data.read(waves(tmp_path / "waves.csv"), split=(1, 0, 0))
+    assert task.baselines == []
+
+
+# the command
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    from coadjoint.cli.program import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*words):
+        monkeypatch.setattr("sys.argv", ["coadjoint", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return call
+
+
+SMALL = ["--steps", "4", "--every", "2", "--hidden", "4", "--probes", "4"]
+
+
+def test_a_run_is_printed_beside_its_baselines(run):
+    path = str(waves("waves.csv"))
+    given = ["--metrics", "auc,log-loss", "--select", "auc", "--class-weight", "balanced"]
+    given += ["--lr", "1e-9"]
+    code, out, err = run("train", "--train", path, *SMALL, *given, "--out", "a")
+    assert (code, err) == (0, "")
+    assert "class weights in training: down " in out
+    assert "by valid auc" in out
+    lines = out.splitlines()
+    heads = next(k for k, line in enumerate(lines) if "valid auc  test auc" in line)
+    assert [line.split()[0] for line in lines[heads + 2 : heads + 5]] == [
+        "network", "linear", "majority",
+    ]  # fmt: skip
+    assert lines[heads + 5].startswith("linear: ")
+    assert lines[heads + 6] == (
+        "The network does not beat the linear model on valid. What may help: more --epochs, "
+        "another --lr, --cell gru or lstm, --penalty log-ratio or a search for settings "
+        "(coadjoint tune)."
+    )
+    result = json.loads(Path("a/result.json").read_text())
+    assert result["metric"] == "accuracy"
+    assert result["selected_by"] == "auc"
+    for split in ("train", "valid", "test"):
+        names = ["loss", "accuracy", "balanced-accuracy", "f1", "auc", "log-loss"]
+        assert list(result["metrics"][split]) == names
+    linear, majority = result["baselines"]
+    assert set(linear["metrics"]) == {"valid", "test"}
+    assert majority["metrics"]["test"]["balanced-accuracy"] == 0.5
+    page = Path("a/report.html").read_text()
+    assert "Baselines" in page
+    assert "auc (valid)" in page
+
+    code, out, _ = run("resume", "a", "--steps", "6")
+    assert code == 0
+    assert "network" in out
+
+
+def test_a_metric_of_the_other_kind_is_refused_before_anything_is_written(run):
+    path = str(waves("waves.csv"))
+    for given in (["--metrics", "r2"], ["--select", "mse"]):
+        code, _, err = run("train", "--train", path, *given, "--out", "a")
+        assert code == 2
+        assert f"unknown metric of classes '{given[1]}'" in err
+        assert not Path("a").exists()
+    code, _, err = run("train", "xor", "--metrics", "f1", "--out", "a")
+    assert "--metrics applies to your own data" in err
+    write("y.csv", ["x", "target"], [[i, i * 0.5] for i in range(20)])
+    given = ["--kind", "regress", "--chain", "4", "--class-weight", "balanced", "--out", "a"]
+    code, _, err = run("train", "--train", "y.csv", *given)
+    assert code == 2
+    assert "--class-weight needs classes" in err
+
+
+def test_a_selecting_metric_that_is_not_defined_is_said(run):
+    rows = [[i, t, math.sin(i + t), "ab"[i % 2]] for i in range(12) for t in range(3)]
+    write("train.csv", ["id", "time", "x", "target"], rows)
+    write("valid.csv", ["id", "time", "x", "target"], [[9, t, 0.5 * t, "a"] for t in range(3)])
+    files = ["--train", "train.csv", "--valid", "valid.csv"]
+    code, out, _ = run("train", *files, *SMALL, "--select", "auc", "--out", "a")
+    assert code == 0
+    assert "step 2: auc is not defined on valid: it chooses none." in out
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (
+            ["temporal-order", "--length", "60", "--init", "gaussian", "--std", "0.1"]
+            + ["--hidden", "4", "--tests", "20", "--confirm", "20"],
+            "from end to start; early time steps will hardly be learned from. What may help: "
+            "--cell gru, --init orthogonal, --readout attention or --penalty log-ratio.",
+        ),
+        (
+            ["digits-flat", "--chain", "8x9", "--gain", "0.1"],
+            "from output to input; its first layers will hardly learn. What may help: --init "
+            "orthogonal or --penalty isometry.",
+        ),
+    ],
+)
+def test_costates_that_decay_before_training_are_said(run, given, line):
+    code, out, _ = run("train", *given, "--steps", "1", "--probes", "4", "--out", "a")
+    assert code == 0
+    assert f"{line}\n" in out
+    assert "The gradient of the initial weights shrinks to 1e-" in out
+    assert "shrinks" not in run("resume", "a", "--steps", "2")[1]
