@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, InputError, one_line, real
+from ..errors import ConfigError, InputError, one_line, real, whole_number
 from ..objectives.batch import Batch
 from .asked import find_asked_rows
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
@@ -99,6 +99,28 @@ class Data(JudgedCollection):
         self.class_weights = class_weights(class_weight, description.labels, sets["train"])
         if self.class_weights is not None:
             self.notes = (*notes, describe_weights(description.labels, self.class_weights))
+
+    def cut_training(self, chunk: int) -> None:
+        """Cut the training sequences into pieces of at most `chunk` steps, each with its targets.
+
+        Only a network that answers at every step can be trained on them. Held-out sequences stay
+        whole, and so does what is predicted later: the state is carried through it.
+        """
+        train = self.sets["train"]
+        if not isinstance(train, Sequences) or train.y is None or self.readout != "every":
+            raise InputError("only sequences with a target at every step can be cut.")
+        chunk = whole_number("chunk", chunk)
+        u: list[np.ndarray] = []
+        y: list[Any] = []
+        for inputs, targets in zip(train.u, train.y, strict=True):
+            for begin in range(0, len(inputs), chunk):
+                piece = np.asarray(targets)[begin : begin + chunk]
+                # Where gaps are masked, a piece may have no target at all.
+                if not np.isnan(piece).all():
+                    u.append(inputs[begin : begin + chunk])
+                    y.append(piece)
+        self.sets["train"] = Sequences(u, y)
+        self.size = len(u)
 
     def describe(self) -> JsonDict:
         """Return the description in plain JSON types; `Data.for_prediction` reads it back."""
