@@ -2,10 +2,10 @@
 
     python benchmarks/own_data.py prepare SETS --music FOLDER    sets of other packages, as arrays
     python benchmarks/own_data.py choose SETS choose.jsonl       a search over candidate defaults
-    python benchmarks/own_data.py report SETS report.jsonl       our defaults and a loop of torch
-    python benchmarks/own_data.py linear SETS report.jsonl       ridge, logistic, MiniRocket
+    python benchmarks/own_data.py report SETS OUT                our defaults and a loop of torch
+    python benchmarks/own_data.py linear SETS OUT                ridge, logistic, MiniRocket
     python benchmarks/own_data.py ranking choose.jsonl           the candidates, best first
-    python benchmarks/own_data.py table SETS report.jsonl        the table, in Markdown
+    python benchmarks/own_data.py table SETS OUT                 the table, in Markdown
 
 `prepare` needs the packages named in own_sets.py, `linear` scikit-learn and aeon; the others need
 this package alone. Runs are made by --jobs processes of one thread each; finished ones are lines of
@@ -20,13 +20,13 @@ tested as a whole. The test metric is that of the weights with the best validati
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
 import math
 import multiprocessing
 import os
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -186,7 +186,8 @@ def carry_out(job: Row) -> Row:
     folder = Path(job["folder"])
     try:
         if job["method"] == "lstm":
-            found = own_runs.run_lstm(folder, job["set"], job["window"], job["seed"])
+            device = job.get("device", "cpu")
+            found = own_runs.run_lstm(folder, job["set"], job["window"], job["seed"], device)
         else:
             found = own_runs.run_ours(folder, job["set"], job["settings"], job["seed"])
     except Exception as error:  # a candidate that cannot be built must not end the search
@@ -208,30 +209,29 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def run_all(jobs: Iterable[Row], path: Path, processes: int, deadline: float) -> None:
-    """Make the runs that are not in the file yet, in order, until the deadline."""
+    """Make the runs that are not in the file yet, in order, until the deadline.
+
+    Finished runs are written as they come; those that are under way at the deadline are given up.
+    """
     done = {key_of(row) for row in read_rows(path)}
     waiting = [job for job in jobs if key_of(job) not in done]
-    print(f"{len(waiting)} runs, {len(done)} done before", flush=True)
-    context = multiprocessing.get_context("spawn")
+    print(f"{path.name}: {len(waiting)} runs, {len(done)} done before", flush=True)
+    pool = multiprocessing.get_context("spawn").Pool(processes)
     count = 0
-    with (
-        path.open("a", encoding="utf-8") as file,
-        concurrent.futures.ProcessPoolExecutor(processes, context) as pool,
-    ):
-        running: set[concurrent.futures.Future[Row]] = set()
-        while waiting or running:
-            while waiting and len(running) < processes and time.time() < deadline:
-                running.add(pool.submit(carry_out, waiting.pop(0)))
-            if not running:
+    with path.open("a", encoding="utf-8") as file:
+        found = pool.imap_unordered(carry_out, waiting)
+        while count < len(waiting):
+            try:
+                row = found.next(max(0.1, deadline - time.time()))
+            except multiprocessing.TimeoutError:
                 break
-            ended, running = concurrent.futures.wait(
-                running, return_when=concurrent.futures.FIRST_COMPLETED
-            )
-            for future in ended:
-                file.write(json.dumps(future.result()) + "\n")
-                count += 1
+            file.write(json.dumps(row) + "\n")
             file.flush()
-    print(f"{count} runs made, {len(waiting)} left for want of time", flush=True)
+            count += 1
+    for worker in multiprocessing.active_children():
+        worker.kill()  # Pool.terminate waits for what a busy worker may never send
+    left = len(waiting) - count
+    print(f"{path.name}: {count} runs made, {left} left for want of time", flush=True)
 
 
 # ------------------------------------------------------------------ stages
@@ -291,26 +291,52 @@ def job_of(folder: Path, stage: str, name: str, meta: Row, candidate: Row, seed:
     }
 
 
-def report(
-    folder: Path, path: Path, only: list[str], methods: str, processes: int, minutes: float
-) -> None:
-    """Our defaults on the other sets, and the loop of torch on all; five seeds each."""
+def report(folder: Path, out: Path, only: list[str], given: argparse.Namespace) -> None:
+    """Our defaults and the loop of torch, five seeds each: ours.jsonl and lstm.jsonl, at once."""
+    methods = given.methods.split(",")
+    out.mkdir(parents=True, exist_ok=True)
+    if len(methods) > 1:
+        commands = [[sys.executable, *sys.argv, "--methods", method] for method in methods]
+        for process in [subprocess.Popen(command) for command in commands]:
+            process.wait()
+        return
     meta = read_meta(folder)
+    deadline = time.time() + 60 * given.budget_minutes
     jobs = []
-    for name in sorted(meta, key=lambda name: -steps_in(meta[name])):
+    for name, seed in report_order({name: meta[name] for name in meta if not only or name in only}):
         about = meta[name]
-        if only and name not in only:
-            continue
-        window = window_of(None, about)
-        data = {"data": {"window": window}} if window else {}
-        for seed in SEEDS:
-            shared = {"stage": "report", "group": group_of(about), "set": name, "seed": seed}
-            shared |= {"kind": about["kind"], "name": "defaults", "folder": str(folder)}
-            if "ours" in methods and about["role"] == "report":
-                jobs.append(shared | {"method": "ours", "settings": data})
-            if "lstm" in methods and about["at"] != "sample":
-                jobs.append(shared | {"method": "lstm", "window": window})
-    run_all(jobs, path, processes, time.time() + 60 * minutes)
+        job = {"stage": "report", "group": group_of(about), "set": name, "seed": seed}
+        job |= {"kind": about["kind"], "name": "defaults", "folder": str(folder)}
+        if methods == ["ours"]:
+            jobs.append(job | {"method": "ours", "settings": {}})
+        elif about["at"] != "sample":
+            window = {"window": window_of(None, about), "device": given.device}
+            jobs.append(job | {"method": "lstm"} | window)
+    processes = given.jobs if methods == ["ours"] else given.lstm_jobs
+    run_all(jobs, out / f"{methods[0]}.jsonl", processes, deadline)
+    os._exit(0)  # what is left of the pool is not waited for
+
+
+def report_order(meta: dict[str, Row]) -> list[tuple[str, int]]:
+    """(set, seed) of all runs: sets to report on first, each with its first seed before others.
+
+    The first seed goes from short sequences to long ones, so that there is something soon; the
+    others the other way, so that no long run is left for the end.
+    """
+    order = []
+    for role in ("report", "choose"):
+        names = [name for name in meta if meta[name]["role"] == role]
+        names.sort(key=lambda name: entries_of(meta[name]))
+        order += [(name, SEEDS[0]) for name in names]
+        for seed in SEEDS[1:]:
+            order += [(name, seed) for name in reversed(names)]
+    return order
+
+
+def entries_of(meta: Row) -> int:
+    """About how long a run takes: the steps of its longest sequence, 1 for tables."""
+    sequences, steps = meta["sizes"].get("train_u", [2, 1])[:2]
+    return int(steps if sequences > 1 else min(steps, 100))
 
 
 # ------------------------------------------------------------------ what came of it
@@ -382,6 +408,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--budget-minutes", type=float, default=8)
     parser.add_argument("--methods", default="ours,lstm", help="report: ours, lstm or both")
+    parser.add_argument("--device", default="cpu", help="report: of the loop of torch")
+    parser.add_argument("--lstm-jobs", type=int, default=6, help="report: processes of that loop")
     parser.add_argument("--sets", default="", help="only these: a,b,c")
     given = parser.parse_args()
     only = [name for name in given.sets.split(",") if name]
@@ -392,7 +420,7 @@ def main() -> None:
     elif given.stage == "choose":
         choose(*given.paths, only, given.jobs, given.budget_minutes)
     elif given.stage == "report":
-        report(*given.paths, only, given.methods, given.jobs, given.budget_minutes)
+        report(*given.paths, only, given)
     elif given.stage == "ranking":
         print_ranking(given.paths[0])
     else:

@@ -1,7 +1,7 @@
 """One run on one prepared set: this package with given settings, or a plain loop around nn.LSTM.
 
 run_ours(folder, name, settings, seed)    the course of a run: validations, and tests of the best
-run_lstm(folder, name, seed)              the same for the loop
+run_lstm(folder, name, window, seed, device)    the same for the loop
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
 from coadjoint.cli import build, flags
 from coadjoint.objectives.batch import Batch
@@ -26,6 +24,7 @@ from coadjoint.tasks.data import Data
 from coadjoint.tasks.task import Samples, Sequences
 from coadjoint.training import loop, validation
 
+TABLE_CHAIN = "256x2"  # the layers for a table
 VALID_SHARE = 0.15  # of the training sequences, where a set does not come with a validation part
 Part = dict[str, np.ndarray]
 Settings = dict[str, dict[str, Any]]
@@ -80,8 +79,10 @@ def write_training_file(part: Part, path: Path) -> None:
     np.savez(path, **part)
 
 
-def read_task(prepared: Prepared, path: Path, given: Settings) -> tuple[build.Config, Data]:
-    """The config and the task of the training part; other parts are scaled as it is.
+def read_task(
+    prepared: Prepared, path: Path, given: Settings
+) -> tuple[build.Config, Data, Settings]:
+    """The config, the task of the training part, and what was given; other parts are scaled alike.
 
     Series are validated and tested as a whole: their state is carried from the first step on.
     """
@@ -92,14 +93,14 @@ def read_task(prepared: Prepared, path: Path, given: Settings) -> tuple[build.Co
     values = {key: dict(section) for key, section in given.items()}
     values["data"] = data | values.get("data", {})
     if prepared.at == "sample":
-        values.setdefault("network", {}).setdefault("chain", "64x2")
+        values.setdefault("network", {}).setdefault("chain", TABLE_CHAIN)
     config = build.resolve_dependent_keys(flags.resolve(None, values))
     task = build.task_of(config)
     assert isinstance(task, Data)
     for name in ("valid", "test"):
         task.sets[name] = scaled(task, prepared.parts[name])
     task.splits = ("valid", "test")
-    return config, task
+    return config, task, values
 
 
 def scaled(task: Data, part: Part) -> Sequences | Samples:
@@ -131,26 +132,21 @@ def run_ours(folder: Path, name: str, given: Settings, seed: int) -> dict[str, A
     given = {key: dict(section) for key, section in given.items()}
     given.setdefault("training", {})["seed"] = seed
     with tempfile.TemporaryDirectory() as place:
-        config, task = read_task(prepared, Path(place) / "train.npz", given)
+        config, task, given = read_task(prepared, Path(place) / "train.npz", given)
     begin = time.perf_counter()
+    config, _ = build.resolve_own_defaults(config, given, task)
     config = build.resolve_defaults(config, task, "cpu")
     net = build.network_of(config, task, "cpu")
     arguments = build.train_arguments(config, net, task) | {"probes": 1, "nonfinite": "skip"}
     course: Course = []
-    best = {"valid": math.inf, "loss": math.inf}
-    sign = -1 if prepared.is_higher_better else 1
+    watched = Watched(-1 if prepared.is_higher_better else 1)
 
     def note(row: dict[str, Any]) -> None:
         """Test whenever the metric or the loss of the validation part is the best so far."""
         if row["kind"] != "held-out" or row["step"] == 0 or row.get("split") != "valid":
             return
         entry = {"step": row["step"], "valid": row[task.metric], "loss": row["loss"]}
-        improved = False
-        for key, value in (("valid", sign * entry["valid"]), ("loss", entry["loss"])):
-            if value < best[key]:
-                best[key] = value
-                improved = True
-        if improved or row["step"] >= arguments["steps"]:
+        if watched.improves(entry) or row["step"] >= arguments["steps"]:
             tested = validation.evaluate(net, task, "test", seed)
             entry["test"] = tested[task.metric]
         course.append(entry)
@@ -173,20 +169,44 @@ class PlainLSTM(nn.Module):
         self.linear = nn.Linear(64, outputs)
         self.every = every
 
-    def forward(self, batch: Batch) -> Tensor:
-        if self.every:
-            out: Tensor = self.linear(self.lstm(batch.u)[0])
-            return out
-        packed = pack_padded_sequence(batch.u, batch.lengths, enforce_sorted=False)
-        last: Tensor = self.linear(self.lstm(packed)[1][0][-1])
-        return last
+    def forward(self, u: Tensor, lengths: Tensor) -> Tensor:
+        """u [T, B, inputs], padded behind each sequence: [T, B, outputs] or [B, outputs]."""
+        h = self.lstm(u)[0]
+        if not self.every:
+            # What comes behind the last step of a sequence does not reach it.
+            h = h[lengths - 1, torch.arange(len(lengths), device=h.device)]
+        out: Tensor = self.linear(h)
+        return out
 
 
-def lstm_loss(task: Data, a: Tensor, batch: Batch) -> Tensor:
+@dataclass(frozen=True)
+class Padded:
+    """A part of a set on the device of the loop: u [T, N, inputs], y, lengths [N]."""
+
+    batch: Batch
+    u: Tensor
+    y: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, task: Data, split: str, device: str) -> Padded:
+        """All sequences of a part."""
+        part = task.sets[split]
+        batch = part.batch(range(len(part)), task.readout == "every")
+        u, y, lengths = (x.to(device) for x in (batch.u, batch.y, batch.lengths))
+        return cls(batch, u, y, lengths)
+
+    def pick(self, chosen: Tensor, every: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """u, y and lengths of some sequences; steps that are padding for all are left out."""
+        lengths = self.lengths[chosen]
+        y = self.y[:, chosen] if every else self.y[chosen]
+        return self.u[:, chosen], y, lengths
+
+
+def lstm_loss(task: Data, a: Tensor, y: Tensor, lengths: Tensor) -> Tensor:
     """Cross-entropy or mean squared error, over all steps that count."""
-    y = batch.y
     if task.readout == "every":
-        is_step = torch.arange(len(a))[:, None] < batch.lengths
+        is_step = torch.arange(len(a), device=a.device)[:, None] < lengths
         a, y = a[is_step], y[is_step]
     if task.description.kind == "classify":
         return nn.functional.cross_entropy(a, y)
@@ -195,62 +215,85 @@ def lstm_loss(task: Data, a: Tensor, batch: Batch) -> Tensor:
 
 LSTM_BATCH = 32
 LSTM_PATIENCE = 20  # validations
-LSTM_STEPS = 2000  # at least, unless its patience ends it
-LSTM_EPOCHS = 20  # at least
+LSTM_STEPS = 1500  # unless its patience ends it
+LSTM_VALIDATIONS = 50
 
 
-def run_lstm(folder: Path, name: str, window: int | None, seed: int) -> dict[str, Any]:
+def run_lstm(
+    folder: Path, name: str, window: int | None, seed: int, device: str = "cpu"
+) -> dict[str, Any]:
     """Train the plain loop: Adam with 1e-3, batches of 32, standardised inputs, early stopping."""
     prepared = load(folder, name, seed)
-    data = {"data": {"window": window}} if window else {}
     with tempfile.TemporaryDirectory() as place:
-        _, task = read_task(prepared, Path(place) / "train.npz", data)
+        _, task, _ = read_task(prepared, Path(place) / "train.npz", {})
+    if window is not None:
+        task.cut_training(window)
     begin = time.perf_counter()
     torch.manual_seed(seed)
-    net = PlainLSTM(task.inputs, task.outputs, task.readout == "every")
+    every = task.readout == "every"
+    parts = {split: Padded.of(task, split, device) for split in ("train", "valid", "test")}
+    train = parts["train"]
+    net = PlainLSTM(task.inputs, task.outputs, every).to(device)
     optimiser = torch.optim.Adam(net.parameters(), 1e-3)
-    per_epoch = task.steps_per_epoch(LSTM_BATCH)
-    steps = max(LSTM_EPOCHS * per_epoch, LSTM_STEPS)
-    every = max(per_epoch, math.ceil(steps / 50))
+    interval = math.ceil(LSTM_STEPS / LSTM_VALIDATIONS)
+    sign = -1 if prepared.is_higher_better else 1
+    watched = Watched(sign)
     course: Course = []
-    best = math.inf
-    waited = 0
-    for step in range(1, steps + 1):
-        batch = task.batch(step - 1, LSTM_BATCH, seed)
-        loss = lstm_loss(task, net(batch), batch)
+    order = torch.empty(0, dtype=torch.int64, device=device)
+    for step in range(1, LSTM_STEPS + 1):
+        if len(order) == 0:
+            order = torch.randperm(len(train.lengths), device=device)
+        u, y, lengths = train.pick(order[:LSTM_BATCH], every)
+        order = order[LSTM_BATCH:]
+        loss = lstm_loss(task, net(u, lengths), y, lengths)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        if step % every and step < steps:
+        if step % interval:
             continue
-        measured = measure(net, task, "valid")
+        measured = measure(net, task, parts["valid"])
         entry = {"step": step, "valid": measured[task.metric], "loss": measured["loss"]}
-        waited += 1
-        if measured["loss"] < best:
-            best, waited = measured["loss"], 0
-            entry["test"] = measure(net, task, "test")[task.metric]
+        if watched.improves(entry):
+            entry["test"] = measure(net, task, parts["test"])[task.metric]
         course.append(entry)
-        if waited >= LSTM_PATIENCE:
+        if watched.waited >= LSTM_PATIENCE:
             break
     parameters = sum(p.numel() for p in net.parameters())
     seconds = round(time.perf_counter() - begin, 2)
-    return {"course": course, "seconds": seconds, "parameters": parameters, "steps": steps}
+    return {"course": course, "seconds": seconds, "parameters": parameters, "steps": step}
 
 
-def measure(net: Callable[[Batch], Tensor], task: Data, split: str) -> dict[str, float]:
+class Watched:
+    """The best validation so far, by the loss and by the metric with the loss for ties.
+
+    sign: -1 if more of the metric is better. waited: validations since the loss was the best.
+    """
+
+    def __init__(self, sign: int) -> None:
+        self.sign = sign
+        self.loss = math.inf
+        self.metric = (math.inf, math.inf)
+        self.waited = 0
+
+    def improves(self, entry: dict[str, float]) -> bool:
+        """Whether this validation is the best by either."""
+        pair = (self.sign * entry["valid"], entry["loss"])
+        by_loss = entry["loss"] < self.loss
+        by_metric = pair < self.metric
+        self.waited = 0 if by_loss else self.waited + 1
+        self.loss = min(self.loss, entry["loss"])
+        self.metric = min(self.metric, pair)
+        return by_loss or by_metric
+
+
+def measure(net: PlainLSTM, task: Data, part: Padded) -> dict[str, float]:
     """The loss and the metric of a part, as `validation.evaluate` does it for a network of ours."""
-    totals: dict[str, list[float]] = {}
     with torch.no_grad():
-        for batch in task.held_out(split, 0):
-            a = net(batch)
-            count = float(len(batch.lengths))
-            scores = {"loss": (float(lstm_loss(task, a, batch)) * count, count)}
-            scores |= task.score(a, batch)
-            for key, (total, weight) in scores.items():
-                before = totals.setdefault(key, [0.0, 0.0])
-                before[0] += total
-                before[1] += weight
-    return {key: total / weight for key, (total, weight) in totals.items()}
+        a = net(part.u, part.lengths)
+        loss = float(lstm_loss(task, a, part.y, part.lengths))
+        scores = task.score(a.cpu(), part.batch)
+    measured = {key: total / weight for key, (total, weight) in scores.items()}
+    return measured | {"loss": loss}
 
 
 def outcome(course: Course, higher: bool, rule: str = "loss") -> float:
