@@ -39,6 +39,7 @@ STEPS = {"first": 800, "second": 1600}
 FINALISTS = {"sequence": 4, "next": 5, "sample": 5}
 WARMUP_SHARE = 0.05
 VALIDATIONS = 40
+LONG = 200  # time steps of sequences on which a run takes minutes
 
 Row = dict[str, Any]
 Settings = dict[str, dict[str, Any]]
@@ -320,16 +321,19 @@ def report(folder: Path, out: Path, only: list[str], given: argparse.Namespace) 
 def report_order(meta: dict[str, Row]) -> list[tuple[str, int]]:
     """(set, seed) of all runs: sets to report on first, each with its first seed before others.
 
-    The first seed goes from short sequences to long ones, so that there is something soon; the
-    others the other way, so that no long run is left for the end.
+    The first seed goes from short sequences to long ones, so that there is something soon. Then
+    come all runs on long ones, so that none is left for the end, and the others seed by seed.
     """
     order = []
     for role in ("report", "choose"):
         names = [name for name in meta if meta[name]["role"] == role]
         names.sort(key=lambda name: entries_of(meta[name]))
         order += [(name, SEEDS[0]) for name in names]
+        long = [name for name in reversed(names) if entries_of(meta[name]) > LONG]
+        for name in long:
+            order += [(name, seed) for seed in SEEDS[1:]]
         for seed in SEEDS[1:]:
-            order += [(name, seed) for name in reversed(names)]
+            order += [(name, seed) for name in reversed(names) if name not in long]
     return order
 
 
