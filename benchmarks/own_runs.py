@@ -193,7 +193,8 @@ class Padded:
         """All sequences of a part."""
         part = task.sets[split]
         batch = part.batch(range(len(part)), task.readout == "every")
-        u, y, lengths = (x.to(device) for x in (batch.u, batch.y, batch.lengths))
+        tensors: Any = (batch.u, batch.y, batch.lengths)
+        u, y, lengths = (x.to(device) for x in tensors)
         return cls(batch, u, y, lengths)
 
     def pick(self, chosen: Tensor, every: bool) -> tuple[Tensor, Tensor, Tensor]:

@@ -212,7 +212,7 @@ def steps_of(filled: Filled, config: Config, task: Data) -> int:
     """How many steps the run has, as given or as filled in; 0 if only a budget ends it."""
     training = config.training
     filled_in = filled.values.get("training", {})
-    batch = filled_in.get("batch", training.batch) * training.accumulate
+    batch = int(filled_in.get("batch") or training.batch or 1) * training.accumulate
     epochs = training.epochs or 0
     return int(filled_in.get("steps") or training.steps or epochs * task.steps_per_epoch(batch))
 
