@@ -8,6 +8,7 @@ schema               the sections of settings, whose fields are the flags and ke
                      in training/network_section)
 flags                settings from flags and files, and lines about invalid ones
 build, build_online  from settings to objects, by the `make` of each package
+own_defaults         defaults for your own data, where nobody gave a setting
 chains               which settings mean a network without time, its defaults and its task
 memory               notes on the memory of a gradient
 past                 which settings of a resumed run may change

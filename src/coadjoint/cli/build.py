@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, MissingError, NumericalError, refuse_options
 from ..training.network_section import Shape
-from . import chains
+from . import chains, own_defaults
 from .baselines import asked_metrics
-from .flags import KeyValues, errors_name_flags, flag, given_values, to_plain_dict
+from .flags import (
+    KeyValues,
+    SectionValues,
+    errors_name_flags,
+    flag,
+    given_by_user,
+    given_values,
+    to_plain_dict,
+)
 from .memory import memory_notes
 from .past import MAY_CHANGE, refuse_if_changed, refuse_if_other_network
 from .schema import Config
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
 
     AnyNetwork = Network | Stack | EncoderDecoder | Chain
 
+DEFAULT_BATCH = 32  # of built-in tasks
 ENDLESS = 2**31 - 1  # steps of a run that only a budget ends
 
 
@@ -60,6 +69,7 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     past: the outline of the checkpoint to resume from, None without one. A config that does not
     match it is refused before anything is built. has_begun: the config is that of a run folder.
     """
+    given = given_by_user(config)
     config = resolve_dependent_keys(config)
     refuse_if_changed(config, past)
     device = choose_device(config.training.device)
@@ -71,6 +81,7 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     check_size_settings(config, task)
     if not has_begun:
         config = replace_values(config, data={"split": resolved_split(task)})
+    config, default_notes = resolve_own_defaults(config, None if has_begun else given, task)
     config = resolve_defaults(config, task, device)
     refuse_if_other_network(config, task, past)
     net = network_of(config, task, device)
@@ -79,7 +90,7 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     sample = net.move_batch(task.batch(0, 1, config.training.seed))
     try_out(net, sample, task.loss, arguments, config.training.seed)
     # The user's own data has notes on how it was read, a chain on what its text left out.
-    notes = [*getattr(task, "notes", ()), *getattr(net, "notes", ())]
+    notes = [*getattr(task, "notes", ()), *getattr(net, "notes", ()), *default_notes]
     notes += memory_notes(net, sample, config.training, arguments["gradient"])
     return Job(config, net, task, arguments, tuple(notes))
 
@@ -123,6 +134,21 @@ def resolve_dependent_keys(config: Config) -> Config:
     return replace_values(config, network=initial, gradient=method)
 
 
+def resolve_own_defaults(
+    config: Config, given: SectionValues | None, task: Task
+) -> tuple[Config, list[str]]:
+    """Fill in the defaults for your own data, and what to say about them.
+
+    given: the keys that were given, None for a run that has begun. Training sequences are cut into
+    chunks.
+    """
+    own_defaults.cut_as_given(config, task)
+    if given is None:
+        return config, []
+    filled = own_defaults.fill(config, given, task)
+    return replace_values(config, **filled.values), filled.notes
+
+
 def resolve_defaults(config: Config, task: Task, device: str) -> Config:
     """Fill in what follows from the task, the optimiser and this machine.
 
@@ -137,7 +163,8 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
     network: KeyValues = chains.default_layers(config, task) if task.shape else {}
     if task.shape is None and config.network.cell is None:
         network = {"cell": "gru" if task.readout == "sequence" else "elman"}
-    per_epoch = steps_per_epoch(task, training.batch * training.accumulate)
+    batch = training.batch or DEFAULT_BATCH
+    per_epoch = steps_per_epoch(task, batch * training.accumulate)
     steps = training.steps
     if steps is None and training.epochs and per_epoch:
         steps = training.epochs * per_epoch
@@ -148,6 +175,7 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
     resolved: KeyValues = {
         "steps": steps,
         "epochs": None,  # now given by the steps
+        "batch": batch,
         "every": training.every or per_epoch or 100,
         "threads": torch.get_num_threads(),
         "device": device,
@@ -358,6 +386,7 @@ def named_task(config: Config, has_begun: bool) -> Task:
         options.pop(key, None)
     data = given_values(config.data)
     if name is None:
+        options.pop("chunk", None)  # cuts what was read: see `own_defaults`
         return data_task(config, options, data, has_begun)
     if "train" in data:
         raise ConfigError(f"task '{name}' and data '{data['train']}' are both given: choose one.")

@@ -15,7 +15,14 @@ from ..errors import InputError, one_line
 from ..objectives.batch import Batch
 from .asked import find_asked_rows
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
-from .cutting import Part, count_copies, cut_for_prediction, cut_into_pieces, refuse_overlap
+from .cutting import (
+    Part,
+    count_copies,
+    cut_for_prediction,
+    cut_into_chunks,
+    cut_into_pieces,
+    refuse_overlap,
+)
 from .denoising import draw_noise, noisy_copies
 from .description import (
     PREDICTION_OPTIONS,
@@ -108,6 +115,18 @@ class Data(JudgedCollection):
         width: the characters of a line.
         """
         return "" if self.overview is None else self.overview.text(width)
+
+    def cut_training(self, chunk: int) -> None:
+        """Cut the training sequences into pieces of at most `chunk` steps, each with its targets.
+
+        Only a network that answers at every step can be trained on them. Held-out sequences stay
+        whole, and so does what is predicted later: the state is carried through it.
+        """
+        train = self.sets["train"]
+        if not isinstance(train, Sequences) or train.y is None or self.readout != "every":
+            raise InputError("only sequences with a target at every step can be cut.")
+        self.sets["train"] = cut_into_chunks(train, chunk)
+        self.size = len(self.sets["train"])
 
     def describe(self) -> JsonDict:
         """Return the description in plain JSON types; `Data.for_prediction` reads it back."""
