@@ -17,6 +17,7 @@ import time
 import pytest
 import torch
 from chain_folders import CAPTIONED, restored, write_chain, write_chain_comparison
+from held_out_folders import LONG_LABEL, classes, numbers, write_answers
 from test_report import PAYLOADS, write_compare, write_run, write_tasks
 
 import coadjoint as co
@@ -189,7 +190,7 @@ def evaluation():
 def pages(tmp_path_factory):
     """Pages of folders: a run of 5,000 steps with 50 probes, a comparison, one of several tasks,
     a deep chain, an autoencoder, a comparison of chains, three steps, no probes, costates alone,
-    nothing but a cut line.
+    nothing but a cut line; held-out classes, numbers and series.
     """
     root = tmp_path_factory.mktemp("pages")
     write_run(root / "run")
@@ -207,6 +208,11 @@ def pages(tmp_path_factory):
         examination.examine(evaluation()),
         {"task": {"name": "lines"}, "seed": 0},
     )
+    labels = [LONG_LABEL.format(k) for k in range(40)]
+    write_answers(root / "classes", classes(40, labels=labels))
+    write_answers(root / "steps", classes(10, at="every"))
+    write_answers(root / "numbers", numbers(("the load of a very long line, in kilowatts", "heat")))
+    write_answers(root / "forecast", numbers(kind="next"))
     (root / "faint").mkdir()  # costates that hardly differ: long numbers below the colour bar
     probe = {"kind": "probe", "step": 1, "t": list(range(41))}
     probe["log10_costates"] = [-0.00312 + 1e-4 * t for t in range(41)]
@@ -248,6 +254,10 @@ FIGURES = {
     "plain": 4,
     "faint": 1,
     "cut": 1,
+    "classes": 11,
+    "steps": 12,
+    "numbers": 17,
+    "forecast": 15,
     **{f"hostile-{k}": 3 for k in range(len(PAYLOADS))},
 }
 
@@ -259,7 +269,7 @@ def test_every_figure_is_drawn_without_a_complaint(browser, pages, name, screen)
     assert browser.complaints() == []
     drawn = browser.ask(
         "[...document.querySelectorAll('figure[data-figure]')].map(f => [f.dataset.kind, "
-        "f.dataset.drawn, f.querySelectorAll('.plot > svg path, .plot > svg image').length])"
+        "f.dataset.drawn, f.querySelectorAll('.plot > svg path, .plot > svg image, .bar').length])"
     )
     assert len(drawn) == FIGURES[name] == int(browser.ask("document.documentElement.dataset.drawn"))
     assert all(kind == done and marks for kind, done, marks in drawn), drawn
@@ -327,6 +337,10 @@ def tip(browser, figure):
         ("compare", "share", ("step ", "penalised", "plain")),
         ("compare", "curves", ("step ", "seed ")),
         ("compare", "steps", ("seed ",)),
+        ("numbers", "against-1", ("row ", "true heat", "prediction of heat")),
+        ("numbers", "histogram-1", (" to ", "test", "%")),
+        ("forecast", "series-0", ("2020-0", "true", "forecast")),
+        ("steps", "step-accuracy", ("step of the sequence ", "test", "valid")),
         ("diagnosis", "diagnostic-0", ("time step k ", "joint", "W")),
         ("diagnosis", "diagnostic-12", ("(", ", ", "loss")),
     ],

@@ -1052,11 +1052,13 @@ def test_results_without_a_goal_under_other_budgets_and_interrupted_are_said():
             "runs": [stopped, {**run, "status": "finished"}],
         },
     ]
-    (heads, (a, b)), (_, (copied,)) = Comparison.of({"rows": rows}).tables(PAGE).values()
+    tables = Comparison.of({"rows": rows}).tables(PAGE)
+    (heads, (a, b)), (heads_of_copy, (copied,)) = tables.values()
     assert heads[1:4] == ["successes", "in 8 gradients", "in 10 gradients"]
     assert (a[1:4], b[1:4]) == (["1 of 2", "0 of 2", "–"], ["1 of 1", "–", "1 of 1"])
     assert a[4:] == ["5", "9", "1.67 min", "1"]
-    assert copied[1] == "no goal; 1 of 2 ended"
+    assert heads_of_copy == ["name", "runs", "time", "final nll"]
+    assert copied == ["a", "1 of 2 ended", "1.67 min", "1"]
 
 
 def test_the_largest_numbers_are_not_rounded_to_infinity():

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from test_report import SMALL, edit, page_of, write_run, write_tasks
@@ -121,6 +122,22 @@ def test_a_run_is_resumed_where_its_command_was_run(tmp_path, command, folder, p
 
 
 @pytest.mark.parametrize(
+    ("command", "folder", "place"),
+    [
+        ("coadjoint train xor", "/a/runs/xor-1", "/a"),
+        ("coadjoint train xor -o b/c", "/a/b/c", "/a"),
+        ("coadjoint train xor -o ../c", "/a/c", None),
+        ("coadjoint train xor -o /a/b/c", "/a/b/c", None),
+        ("coadjoint train xor -o b/c", "/a/moved/c", None),
+        ("python train.py", "/a/b", None),
+    ],
+)
+def test_the_folder_in_which_a_run_was_started(command, folder, place):
+    found = run_again.starting_folder(command, Path(folder))
+    assert found == (None if place is None else Path(place))
+
+
+@pytest.mark.parametrize(
     ("status", "steps", "what"),
     [
         ("finished", " --steps 6", "Train longer, here to twice the steps"),
@@ -162,10 +179,18 @@ def test_the_command_on_the_page_of_a_finished_run_works(tmp_path, monkeypatch):
     assert CliRunner().invoke(app, train.split()).exit_code == 0
     text = page_of(tmp_path / "runs/load-1").text
     command = "resume runs/load-1 --steps 4"
-    assert f"(from the folder in which that command was run) coadjoint {command}" in text
+    place = "from the folder in which that command was run; from another one, name the run folder"
+    assert f"({place} by its whole path) coadjoint {command}" in text
     assert CliRunner().invoke(app, [*command.split(), "-q"]).exit_code == 0
     result = json.loads((tmp_path / "runs/load-1/result.json").read_text())
     assert result["step"] == 4
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    elsewhere = ["resume", str(tmp_path / "runs/load-1"), "--steps", "5"]
+    done = CliRunner().invoke(app, elsewhere)
+    assert done.exit_code == 0
+    assert f"load.csv is not here: changing to {tmp_path}" in done.output.replace("\n", "")
+    assert json.loads((tmp_path / "runs/load-1/result.json").read_text())["step"] == 5
 
 
 def test_a_spectral_radius_that_was_not_recorded_is_left_out(tmp_path):
@@ -212,4 +237,4 @@ def test_a_comparison_of_single_runs_has_no_range(tmp_path):
     text = page_of(tmp_path).text
     assert "One run in each row. Steps and time cover only" in text
     assert "brackets" not in text
-    assert "Errors None." in text
+    assert "Errors" not in text

@@ -163,6 +163,8 @@ def refuse_if_other_files(folder: Path) -> None:
 
 def describe_subjects(subjects: dict[str, Subject], count: str) -> KeyValues:
     """What the report says about the networks and the data; count: the sequences, in words."""
+    from ..training.layer_names import name_layers
+
     # Several subjects differ in their spectral radius alone: the rest is that of any of them.
     *_, last = subjects.values()
     settings = setting_flags.to_plain_dict(last.config)
@@ -174,6 +176,7 @@ def describe_subjects(subjects: dict[str, Subject], count: str) -> KeyValues:
     return {
         "task": settings.get("task") or settings.get("data"),
         "network": settings.get("network"),
+        "layers": name_layers(last.network),
         "weights": weights,
         "sequences": count,
         "seed": last.config.training.seed,

@@ -1,12 +1,15 @@
-"""Resumed runs: which settings may differ from those the run began with."""
+"""Resumed runs: where their data lies, and which settings may differ from those they began with."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import StorageError
 from ..training.network_section import Shape
 from .flags import KeyValues, errors_name_flags, to_plain_dict
+from .program import print_escaped
 from .schema import Config
 
 if TYPE_CHECKING:
@@ -38,6 +41,28 @@ def refuse_if_changed(config: Config, past: CheckpointOutline | None) -> None:
                     f"({before[key]!r} then, {now!r} now). Restore it in config.yaml, or start a "
                     "new run."
                 )
+
+
+def stand_where_it_began(run: Path, config: Config, quiet: bool) -> Path:
+    """Change to the folder in which a run was started, if its data is not found from here.
+
+    The files of the data are named from there. Returns the run folder as seen from the new place.
+    """
+    from ..training.report.read import read_mapping
+    from ..training.report.run_again import starting_folder
+
+    file = config.data.train
+    if file is None or Path(file).exists():
+        return run
+    folder = run.resolve()
+    command = read_mapping(folder / "environment.json", []).get("command")
+    place = starting_folder(str(command or ""), folder)
+    if place is None or not (place / file).exists():
+        return run
+    if not quiet:
+        print_escaped(f"{file} is not here: changing to {place}, where the run was started.")
+    os.chdir(place)
+    return folder.relative_to(place)
 
 
 def described_section(description: object, name: str) -> KeyValues:

@@ -18,6 +18,7 @@ from .baselines import print_baselines
 from .compare import run_comparison
 from .flags import SectionValues, config_from_command, with_setting_flags
 from .online import resume_stream
+from .past import stand_where_it_began
 from .program import (
     CONFIG,
     OUT,
@@ -284,6 +285,7 @@ def resume(
         resume_stream(run, steps, fallback, quiet)
         return
     config = setting_flags.read_run_config(run)
+    run = stand_where_it_began(run, config, quiet)
     if steps is not None:  # resolved again, which checks the new number
         values = setting_flags.to_plain_dict(config)
         values["training"]["steps"] = steps

@@ -8,6 +8,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -194,16 +195,32 @@ def count_right(correct: Tensor) -> tuple[float, float]:
     return float(correct.sum()), float(correct.numel())
 
 
+class Origin(NamedTuple):
+    """Where the targets of a sequence stand in its file.
+
+    series  the name of the series that the sequence is, or is a window of
+    first   the row of the first target within the series, counted from 0
+    times   the time of each target as the file has it; () if it has none
+    """
+
+    series: str
+    first: int
+    times: Sequence[str] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Sequences:
     """Sequences u_i [T_i, inputs] with their targets and names.
 
-    y  one target for each: a number or class (readout "last"), or [T_i, ...] ("every"); or None
+    y        one target for each: a number or class (readout "last"), or [T_i, ...] ("every"); or
+             None
+    origins  where the targets of each stand in its file; None if they come from no file
     """
 
     u: Sequence[np.ndarray]
     y: Sequence[np.ndarray | float] | None = None
     ids: Sequence[str] | None = None
+    origins: Sequence[Origin] | None = None
 
     def __len__(self) -> int:
         return len(self.u)
@@ -217,7 +234,8 @@ class Sequences:
         u = [self.u[i] for i in index]
         y = None if self.y is None else [self.y[i] for i in index]
         ids = None if self.ids is None else [self.ids[i] for i in index]
-        return Sequences(u, y, ids)
+        origins = None if self.origins is None else [self.origins[i] for i in index]
+        return Sequences(u, y, ids, origins)
 
     def batch(self, index: Index, every: bool, reduce: str = "sum") -> Batch:
         """Return the chosen sequences, padded with zeros to the longest.
@@ -337,6 +355,11 @@ class Collection(Task):
         They come in order of length, so that batches hold little padding. A batch ends before its
         padded steps exceed LARGEST_BATCH. seed and draw are not needed.
         """
+        for index in self.held_out_indices(split, n):
+            yield self._batch_of(split, index)
+
+    def held_out_indices(self, split: str, n: int = 1000) -> Iterator[np.ndarray]:
+        """Yield the numbers of the sequences in each batch of `held_out`, in their order."""
         whole_number("n", n)
         lengths = self.sets[choose("split", split, self.sets)].steps()
         order = np.argsort(lengths, kind="stable")
@@ -346,8 +369,12 @@ class Collection(Task):
                 steps_with_next = (end + 1 - begin) * lengths[order[end]]
                 if steps_with_next <= LARGEST_BATCH:
                     continue
-            yield self._batch_of(split, order[begin:end])
+            yield order[begin:end]
             begin = end
+
+    def held_out_batch(self, split: str, index: Index) -> Batch:
+        """Return the sequences of a split with these numbers, as `held_out` yields them."""
+        return self._batch_of(split, index)
 
     def _batch_of(self, split: str, index: Index) -> Batch:
         """Return the sequences or samples of a split with these numbers, as a batch."""

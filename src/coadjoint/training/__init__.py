@@ -12,9 +12,12 @@ first used, so that the command line can read settings without waiting for torch
 loop, trainer      train: step, validate, save; trainer is the run in progress, and its result
 online, learning   learn: one update for each step of a stream; learning is the run in progress
 plan               the settings of both, checked once
+matching           whether a network fits its task
 step               batches, gradients and clipping of one step
 watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
+held_out           what the best weights predict for held-out data, for the page
+layer_names        the layers of a chain in words
 advice             what may help where a network can hardly learn, or gained little
 pictures           held-out images and reconstructions, for the page
 progress           the memory of a run, and the Result that `train` returns
@@ -25,6 +28,7 @@ storage, lock      checkpoints and their manifests; one writer at a time
 json_types         types of values in JSON files
 json_rows          files of JSON lines, appended to and read back
 schemas            what each file of a run folder must hold
+held_out_schema    what the predictions of a run must be
 study_schema       what the files of a search for settings must hold
 picture_schema     what the pictures of a run must be
 schema_checks      how these files are read and checked

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from ..errors import CoadjointError
 from ..tasks.description import Description
+from .held_out_schema import MAX_HELD_OUT_BYTES, HeldOutSchema
 from .json_types import JsonObject, JsonValue
 from .optional_pydantic import ConfigDict, Field, model_validator
 from .picture_schema import Pictures
@@ -30,9 +31,11 @@ from .schema_checks import (
 from .tensor_header import Header, ModelMetadata, parse_header, read_header, read_metadata
 
 __all__ = [
+    "MAX_HELD_OUT_BYTES",
     "ClockRow",
     "ComparisonSchema",
     "Header",
+    "HeldOutSchema",
     "MetricsRow",
     "ModelMetadata",
     "OnlineSettings",

@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ..errors import InputError, KindError, NumericalError
+from ..errors import NumericalError
 from ..gradients import restoring
 from ..networks.interface import Net
 from ..optimisers.directions import distance
@@ -17,7 +17,10 @@ from ..optimisers.recipes import WITHOUT_STEP_SIZE
 from ..tasks.task import Task
 from . import json_rows, schemas
 from .display import make_display
+from .held_out import write_held_out
 from .json_types import JsonObject, Row
+from .layer_names import name_layers
+from .matching import refuse_if_mismatched
 from .plan import TrainingPlan
 from .progress import Progress, Result, summarise_distances
 from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_part
@@ -313,6 +316,8 @@ class Training:
         metrics = self.final_metrics()
         if self.folder.path is not None:
             self.folder.write_model(self)
+            weights_step = self.progress.best_step or self.step
+            write_held_out(self.folder.path, self.net, self.task, weights_step, self.plan.tests)
             self.folder.write_result(self.result(self.status, None, metrics))
         progress = self.progress
         return Result(
@@ -384,6 +389,9 @@ class Training:
             "parameters": sum(p.numel() for p in self.net.parameters()),
             "examples": [],
         }
+        layers = name_layers(self.net)
+        if layers:
+            result["layers"] = layers
         if metrics:
             result |= collect_findings(self.net, self.task, self.plan.seed)
         return result
@@ -402,44 +410,3 @@ def optimiser_state(saved: Checkpoint) -> JsonObject:
     """The optimiser's tensors and numbers, which a checkpoint keeps in two files."""
     tensors = select_part("optimiser", saved.tensors)
     return {**tensors, **parse_numbers(saved.state["optimiser"])}
-
-
-def refuse_if_mismatched(net: object, task: object) -> None:
-    """Refuse a network that does not have the inputs, outputs and readout of the task."""
-    if not isinstance(net, Net) or not isinstance(task, Task):
-        raise KindError(
-            "train takes a Network (or a Stack, an EncoderDecoder, a Chain) and a Task; "
-            f"got {type(net).__name__} and {type(task).__name__}."
-        )
-    refuse_if_time_differs(net, task)
-    for name in ("inputs", "outputs", "readout", "output"):
-        expected = getattr(task, name)
-        given = getattr(net, name)
-        if net.sample_axis == 0 and given == 0:  # a chain whose maps do not say
-            continue
-        if given != expected:
-            raise InputError(
-                f"task '{task.name}' needs a network with {name}={expected!r}; "
-                f"this one has {name}={given!r}."
-            )
-
-
-def refuse_if_time_differs(net: Net, task: Task) -> None:
-    """Refuse a chain for sequences, a recurrent network for samples, and a chain's other shape."""
-    is_chain = net.sample_axis == 0
-    if is_chain and task.shape is None:
-        raise InputError(
-            f"task '{task.name}' is made of sequences (its `shape` is None), but a Chain has no "
-            "time steps: use a Network, or a task such as digits-flat."
-        )
-    if not is_chain and task.shape is not None:
-        raise InputError(
-            f"task '{task.name}' has samples without time, of shape {list(task.shape)}: use a "
-            "co.Chain."
-        )
-    shape = getattr(net, "shape", None)
-    if shape is not None and tuple(shape) != task.shape:
-        raise InputError(
-            f"task '{task.name}' has samples of shape {list(task.shape or ())}; this chain reads "
-            f"{list(shape)}."
-        )

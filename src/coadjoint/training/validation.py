@@ -17,7 +17,7 @@ from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
 from ..sweeps.costates import TIME
 from ..tasks.judging import JudgedCollection
-from ..tasks.task import Task
+from ..tasks.task import Collection, Sequences, Task
 from .json_types import JsonObject, Row
 from .pictures import make_pictures
 
@@ -68,14 +68,41 @@ def run_examples(net: Net, task: Task, seed: int, k: int) -> tuple[Batch, NetRun
 
     None if the network overflows on them.
     """
-    split = task.splits[-1] if task.splits else "train"
-    batch = net.move_batch(next(task.held_out(split, seed, "examples", k)))
+    batch = net.move_batch(next(task.held_out(split_of_examples(task), seed, "examples", k)))
     try:
         with torch.no_grad(), evaluation_mode(net):
             run = net.run(batch)
             return batch, run, run.a
     except NumericalError:
         return None
+
+
+def split_of_examples(task: Task) -> str:
+    """The split that examples are taken from: the last one, which is the test set if there is one.
+
+    "train" for a task without any.
+    """
+    return task.splits[-1] if task.splits else "train"
+
+
+def name_examples(task: Task, k: int) -> list[Row]:
+    """The id, and the time if there is one, of each of the `k` sequences of `run_examples`.
+
+    Those of a task without names are numbered.
+    """
+    names: list[Row] = [{"id": str(i)} for i in range(k)]
+    if not isinstance(task, Collection):
+        return names
+    split = split_of_examples(task)
+    chosen = task.sets[split]
+    index = next(task.held_out_indices(split, k))
+    for name, i in zip(names, index, strict=False):  # there may be fewer than k
+        if chosen.ids is not None:
+            name["id"] = chosen.ids[i]
+        if isinstance(chosen, Sequences) and chosen.origins is not None:
+            times = chosen.origins[i].times
+            name |= {"time": times[-1]} if times else {}
+    return names
 
 
 def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
@@ -99,8 +126,9 @@ def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
         outputs = outputs.transpose(0, 1)
         targets = targets.T
     examples: list[Row] = []
+    names = name_examples(task, k)
     for i, (target, prediction) in enumerate(task.show(outputs[:k].cpu(), targets[:k].cpu())):
-        example: Row = {"id": str(i), "target": target, "prediction": prediction}
+        example: Row = {**names[i], "target": target, "prediction": prediction}
         if task.output != "identity":  # real numbers are near or far, not right or wrong
             example["right"] = target == prediction
         if lengths is not None:

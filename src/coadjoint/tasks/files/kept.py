@@ -73,7 +73,8 @@ def read_text_columns(
 ) -> list[Column]:
     """The cells of a table in text, as they are written."""
     rows = TextRows.from_file(source, options, Problems(source.path))
-    chosen = choose_columns(source.path, names, rows.names)
+    # All are those with a name, without the index of a data frame.
+    chosen = choose_columns(source.path, names or rows.data_names, rows.names)
     index = [rows.names.index(name) for name in chosen]
     cells: list[list[str]] = [[] for _ in chosen]
     for _, row in rows:
@@ -87,7 +88,8 @@ def read_parquet_columns(
     source: LoadedFile, options: Options, names: Sequence[str] | None
 ) -> list[Column]:
     """The columns of a Parquet file, with their types."""
-    return read_typed_columns(ParquetRows(source.path, io.BytesIO(source.data)), names)
+    file = ParquetRows(source.path, io.BytesIO(source.data))
+    return read_typed_columns(file, names)
 
 
 def read_arrow_columns(
@@ -98,7 +100,7 @@ def read_arrow_columns(
 
 
 def read_typed_columns(file: ParquetRows, names: Sequence[str] | None) -> list[Column]:
-    """The columns of a file with types."""
+    """The columns of a file of Parquet or Arrow, whose names and types are known."""
     chosen = choose_columns(file.path, names, file.names)
     try:
         arrays = file.read_columns(chosen)

@@ -7,6 +7,10 @@ read             the content of run folders, however damaged
 comparison       methods on tasks, and the table that terminal, page and Markdown share
 figures          lines, heatmaps, dots and pictures, for the page's script
 run_figures      the figures of a run
+answers          what a run predicts for its held-out data
+confusion        classes and what they are taken for
+prediction_figures  numbers that were predicted, their errors, and series
+prediction_section  the section with all of these
 picture_figure   held-out images and reconstructions
 baseline_table   the network beside baselines
 depth_figures    costates over layers, of the chains of a comparison

@@ -44,6 +44,7 @@ class Wording:
     name: str
     success: str
     seconds: str
+    total: str
     metric: str
     settings: bool  # a column for each setting in which the rows differ
     count: Callable[[float], str]
@@ -64,12 +65,12 @@ class Wording:
 
 
 PAGE = Wording(
-    "name", "successes", "time to success", "final {}", True,
+    "name", "successes", "time to success", "time", "final {}", True,
     count=short_number, time=duration, value=short_number, label=shown_metric, to=" to ",
     none=NO_VALUE,
 )  # fmt: skip
 TERMINAL = Wording(
-    "method", "success", "seconds to success", "{}", False,
+    "method", "success", "seconds to success", "seconds", "{}", False,
     count="{:,.0f}".format, time="{:,.0f}".format, value="{:.4g}".format,
     label=metric_label, to=" - ", none="-",
 )  # fmt: skip
@@ -183,16 +184,26 @@ class TaskRows:
         return sorted(self.rows, key=place)
 
     def score(self, runs: list[Row]) -> str:
-        """The number of successes: "2 of 3, 1 failed"; without a goal, the number that ended."""
+        """The number of successes: "2 of 3, 1 failed"; without a goal, that of runs.
+
+        Without a goal, "2 of 3 ended, 1 failed" if some did not end.
+        """
         failures = sum(map(has_failed, runs))
         if self.goal:
             text = f"{len(successful_runs(runs))} of {len(runs)}"
         else:
             ended = sum(run.get("status") in ENDED_STATUSES for run in runs)
-            text = f"no goal; {ended} of {len(runs)} ended"
+            text = str(ended) if ended == len(runs) else f"{ended} of {len(runs)} ended"
         if failures:
             text += f", {failures} failed"
         return text
+
+    def median_metric(self, runs: list[Row]) -> str:
+        """The median of the metric over runs, and how many failed, if any: "0.98, 1 failed"."""
+        metrics = finite_values(runs, "metric")
+        text = short_number(statistics.median(metrics)) if metrics else NO_VALUE
+        failures = sum(map(has_failed, runs))
+        return f"{text}, {failures} failed" if failures else text
 
     def summary_cell(self, name: str) -> str:
         """Success and median metric of the method `name`: "2 of 3, 1 failed · 0.98"."""
@@ -210,19 +221,16 @@ class TaskRows:
     def table(self, words: Wording, metric: str = "") -> TableText:
         """Heads and rows: success, steps and time to success, and the metric.
 
-        Each cell has the median and the range over seeds. If runs had budgets, success is also
-        counted within each budget, and the gradients to success have a column. Where the metric is
-        that of a validation set, rows are ranked by it, and the test set has a column of its own.
-        metric: the name of the metric, by default that of the task.
+        Without a goal, the number of runs and their time in place of success. Each cell has the
+        median and the range over seeds. If runs had budgets, success is also counted within each
+        budget, and the gradients to success have a column. Where the metric is that of a validation
+        set, rows are ranked by it, and the test set has a column of its own. metric: the name of
+        the metric, by default that of the task.
         """
         settings = self._differing_settings() if words.settings else []
         budgets = self._budgets()
-        heads = [words.name, *settings, words.success]
-        heads += [f"in {words.count(most)} {key}" for key, most in budgets]
-        heads.append("steps to success")
-        if budgets:
-            heads.append("gradients to success")
-        heads.append(words.seconds)
+        heads = [words.name, *settings]
+        heads += self._success_heads(words, budgets) if self.goal else ["runs", words.total]
         heads.append(words.metric.format(self.measure(words.label, metric)))
         rows = self._ranked_rows()
         cells = [self._cells(row, words, settings, budgets) for row in rows]
@@ -233,6 +241,16 @@ class TaskRows:
                 tested = finite_values(row.runs, "test")
                 texts.append(words.median_and_range(tested, words.value))
         return heads, cells
+
+    @staticmethod
+    def _success_heads(words: Wording, budgets: list[tuple[str, float]]) -> list[str]:
+        """The heads of the columns about success; budgets: (key, amount)."""
+        heads = [words.success]
+        heads += [f"in {words.count(most)} {key}" for key, most in budgets]
+        heads.append("steps to success")
+        if budgets:
+            heads.append("gradients to success")
+        return [*heads, words.seconds]
 
     def _differing_settings(self) -> list[str]:
         """The settings in which the rows differ, in the order of their first appearance."""
@@ -258,14 +276,26 @@ class TaskRows:
         self, row: MethodRows, words: Wording, settings: list[str], budgets: list[tuple[str, float]]
     ) -> list[str]:
         """The cells of one row; settings: the keys that have a column, budgets: (key, amount)."""
-        successes = successful_runs(row.runs)
         cells = [row.name]
         cells += [clean(row.settings.get(key)) for key in settings]
         cells.append(self.score(row.runs))
+        if self.goal:
+            cells += self._success_cells(row, words, budgets)
+        else:
+            cells.append(words.median_and_range(finite_values(row.runs, "seconds"), words.time))
+        cells.append(words.median_and_range(finite_values(row.runs, "metric"), words.value))
+        return cells
+
+    @staticmethod
+    def _success_cells(
+        row: MethodRows, words: Wording, budgets: list[tuple[str, float]]
+    ) -> list[str]:
+        """Success within each budget, then steps, gradients and time to success."""
+        successes = successful_runs(row.runs)
+        cells = []
         for key, most in budgets:
             # rows may have different budgets; a column is about one of them
-            has_budget = finite_or_nan(row.budget.get(key)) == most
-            if self.goal and has_budget:
+            if finite_or_nan(row.budget.get(key)) == most:
                 cells.append(f"{row.successes_within(key, most)} of {len(row.runs)}")
             else:
                 cells.append(words.none)
@@ -274,7 +304,6 @@ class TaskRows:
             work = finite_values(successes, "work") if row.budget else []
             cells.append(words.median_and_range(work, words.count))
         cells.append(words.median_and_range(finite_values(successes, "seconds"), words.time))
-        cells.append(words.median_and_range(finite_values(row.runs, "metric"), words.value))
         return cells
 
 

@@ -70,7 +70,8 @@ def comparison_page(folder: Path) -> Page:
         title = only.name
         cards = {}
         for row in only.rows[:MAX_CARDS]:
-            cards[card_name(only, row.name)] = only.score(row.runs)
+            value = only.score(row.runs) if only.goal else only.median_metric(row.runs)
+            cards[card_name(only, row.name)] = value
     return Page(
         kind="comparison",
         name=clean(folder.resolve().name),
@@ -84,11 +85,13 @@ def comparison_page(folder: Path) -> Page:
 
 
 def card_name(task: TaskRows, name: str) -> str:
-    """The name of a card that holds a score: "plain: runs that succeeded".
+    """The name of a card: "plain: runs that succeeded"; without a goal, "plain: valid accuracy".
 
-    Of a task without a goal the score says itself what it counts.
+    The card of one of several tasks, which has its name, counts the runs.
     """
-    return f"{name}: runs that succeeded" if task.goal else name
+    if task.goal:
+        return f"{name}: runs that succeeded"
+    return f"{name}: runs" if name == task.name else f"{name}: {task.measure(shown_metric)}"
 
 
 def command_of(comparison: Comparison) -> str:
@@ -158,7 +161,7 @@ def overview(tasks: list[TaskRows]) -> Table:
 
 
 def run_tables(folder: Path, comparison: Comparison) -> list[Table]:
-    """The errors of runs, and every run with a link to its page."""
+    """The errors of runs, if there are any, and every run with a link to its page."""
     several = len(comparison.tasks) > 1
     rows: list[list[object]] = []
     errors: list[list[object]] = []
@@ -181,17 +184,11 @@ def run_tables(folder: Path, comparison: Comparison) -> list[Table]:
             if run.get("error") or status == "failed":
                 errors.append([label, status, run.get("error") or "no reason was recorded"])
     heads = ["run", "outcome", "steps", "time", "final metric"]
-    return [
-        make_table(
-            "Errors",
-            ["run", "outcome", "reason"],
-            errors,
-            "None.",
-            text=range(3),
-            most=200,
-        ),
-        make_table("Every run", heads, rows, "No runs.", most=2000, folded=len(rows) > 12),
-    ]
+    every = make_table("Every run", heads, rows, "No runs.", most=2000, folded=len(rows) > 12)
+    if not errors:
+        return [every]
+    heads = ["run", "outcome", "reason"]
+    return [make_table("Errors", heads, errors, "", text=range(3), most=200), every]
 
 
 def final_value(run: Row) -> str:

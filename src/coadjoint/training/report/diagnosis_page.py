@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,9 @@ from ...errors import StorageError
 from .curves import Curve, json_grid, json_numbers
 from .figures import NO_VALUES, LineChart, PageFigure, ValueAxis, colour_span
 from .page_parts import Page, PageSection, Table, describe_settings, make_table
-from .read import as_mapping, as_mappings, as_vector, read_mapping
+from .read import as_mapping, as_mappings, as_vector, layers_in, read_mapping
 from .text import HEAT_ROWS, Row, clean, finite_or_nan
+from .wording import DEPTH_WORDS, list_layers
 
 MAX_CHARTS = 40
 MAX_CARDS = 8
@@ -50,7 +51,9 @@ def read_diagnosis(folder: Path, faults: list[str]) -> Diagnosis | None:
         )
     lead = "; ".join(clean(about[key]) for key in ("weights", "sequences") if about.get(key))
     charts = as_mappings(found.get("charts"))[:MAX_CHARTS]
-    figures = [chart_figure(chart, k) for k, chart in enumerate(charts)]
+    layers = layers_in(about)
+    figures = [chart_figure(chart, k, layers) for k, chart in enumerate(charts)]
+    lead = ". ".join(part for part in (lead, list_layers(layers)) if part)
     return Diagnosis(about, table, PageSection("diagnostics", "Diagnostics", lead, figures, tables))
 
 
@@ -120,14 +123,17 @@ def cards(table: Table) -> dict[str, str]:
     return texts
 
 
-def chart_figure(chart: Row, k: int) -> PageFigure:
-    """The k-th chart of diagnostics.json: curves, or the cells of a grid."""
+def chart_figure(chart: Row, k: int, layers: Sequence[str] = ()) -> PageFigure:
+    """The k-th chart of diagnostics.json: curves, or the cells of a grid.
+
+    layers: the names of the layers of a chain, for charts over them.
+    """
     if isinstance(chart.get("cells"), list):
         return _grid_figure(chart, k)
-    return _lines_figure(chart, k)
+    return _lines_figure(chart, k, layers)
 
 
-def _lines_figure(chart: Row, k: int) -> PageFigure:
+def _lines_figure(chart: Row, k: int, layers: Sequence[str]) -> PageFigure:
     """The k-th chart as curves, with horizontal rules where it has some.
 
     "decades": its values are logarithms already; "share": they lie between 0 and 1.
@@ -143,6 +149,8 @@ def _lines_figure(chart: Row, k: int) -> PageFigure:
         if not math.isnan(y):
             rules.append({"y": y, "label": clean(name)})
     extras: Row = {"x": texts["x"]}
+    if layers and texts["x"].startswith(DEPTH_WORDS.axis):
+        extras["names"] = list(layers)
     if rules:
         extras["rules"] = rules
     drawn = LineChart(

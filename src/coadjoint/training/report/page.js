@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const page = JSON.parse(document.getElementById("data").textContent);
+  const page = JSON.parse(document.getElementById("figure-data").textContent);
   const COLOURS = 7;
   // Dark to light with rising luminance, so that it reads the same in grey and to colour-blind eyes.
   const RAMP = ["#15143b", "#253a79", "#2a648f", "#35898f", "#62ae86", "#aecd7d", "#f5ecae"];
@@ -55,6 +55,19 @@
     return `about ${duration(clock.seconds[k - 1] + share * (clock.seconds[k] - clock.seconds[k - 1]))}`;
   };
 
+  // What a layer is, if the figure knows.
+  const named = (figure, layer) => (figure.names && figure.names[layer] ? ` (${figure.names[layer]})` : "");
+
+  // A text of at most `room` pixels: a longer one loses its end, and tells all of it when pointed at.
+  const fitted = (node, words, room) => {
+    node.textContent = words;
+    if (node.getComputedTextLength() <= room) return node;
+    let keep = words.length;
+    do node.textContent = `${words.slice(0, --keep).trimEnd()}…`; while (keep > 1 && node.getComputedTextLength() > room);
+    svg("title", {}, node, words);
+    return node;
+  };
+
   // A text around x that stays inside the figure, or null if it would come near one of the others.
   const centred = (root, box, x, y, style, words, others = []) => {
     const node = svg("text", { class: style, x, y, "text-anchor": "middle" }, root, words), half = node.getComputedTextLength() / 2;
@@ -93,25 +106,25 @@
   };
 
   // Axes count steps and moments, so their marks are whole numbers; labels stand upright above and below the plot, for phones too.
-  const axes = (root, box, x, y, xLabel, yLabel, log) => {
+  const axes = (root, box, x, y, xLabel, yLabel, log, whole = true, name = show) => {
     for (const v of y.ticks) {
       svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y.at(v), y2: y.at(v) }, root);
       svg("text", { x: box.left - 8, y: y.at(v) + 4, "text-anchor": "end" }, root, tickText(v, log));
     }
     svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }, root);
-    below(root, box, x, xLabel);
-    svg("text", { class: "label", x: 0, y: 12 }, root, yLabel);
+    below(root, box, x, xLabel, whole, box.right, name);
+    fitted(svg("text", { class: "label", x: 0, y: 12 }, root), yLabel, box.right);
   };
-  const below = (root, box, x, label, whole = true, end = box.right) => {
+  const below = (root, box, x, label, whole = true, end = box.right, name = show) => {
     let free = -Infinity;
     for (const v of whole ? x.ticks.filter(Number.isInteger) : x.ticks) {
-      const text = show(v), half = text.length * 3.4, at = Math.min(Math.max(x.at(v), half), box.width - half);
+      const text = name(v), half = text.length * 3.4, at = Math.min(Math.max(x.at(v), half), box.width - half);
       svg("line", { class: "axis", x1: x.at(v), x2: x.at(v), y1: box.bottom, y2: box.bottom + 5 }, root);
       if (at - half < free + 8) continue;
       free = at + half;
       svg("text", { x: at, y: box.bottom + 19, "text-anchor": "middle" }, root, text);
     }
-    svg("text", { class: "label", x: end, y: box.bottom + 38, "text-anchor": "end" }, root, label);
+    fitted(svg("text", { class: "label", x: end, y: box.bottom + 38, "text-anchor": "end" }, root), label, end);
   };
   const room = (texts) => Math.ceil(Math.max(...texts.map((t) => t.length)) * 6.9) + 12;
 
@@ -132,7 +145,9 @@
     box.left = room(y.ticks.map((v) => tickText(v, figure.y.log)));
     const last = xs.reduce((a, b) => Math.max(a, b)), first = xs.reduce((a, b) => Math.min(a, b));
     const x = linear(first > 0 && first < last / 20 ? 0 : first, last, box.left + 2, box.right - 2, (box.right - box.left) / 85);
-    axes(root, box, x, y, figure.x, figure.y.label, figure.y.log);
+    // Rows of a series may have times: they stand in the place of the numbers.
+    const stamp = (v) => (figure.stamps && figure.stamps[v - figure.stamps_from]) || show(v, 6);
+    axes(root, box, x, y, figure.x, figure.y.label, figure.y.log, true, stamp);
     const many = seen.length > 8;
     for (const s of seen) {
       let path = "", pen = false, alone = [];
@@ -151,7 +166,7 @@
       if (figure.y.log && rule.y <= 0) continue;
       const at = y.at(rule.y);
       svg("line", { class: "ruled", x1: box.left, x2: box.right, y1: at, y2: at }, root);
-      const label = svg("text", { class: "rule" }, root, rule.label), wide = label.getComputedTextLength() + 8;
+      const label = fitted(svg("text", { class: "rule" }, root), rule.label, box.right - box.left - 14), wide = label.getComputedTextLength() + 8;
       // The corner of the line where the label hides the least of the curves: the first one if all are alike.
       const spots = [box.left + 6, box.right - wide].flatMap((px) => [at - 7, at + 16].map((py) => [px, py])).filter(([, py]) => py > box.top + 8 && py < box.bottom - 2);
       const covered = ([px, py]) => seen.reduce((n, s) => n + s.y.filter((v, k) => {
@@ -162,17 +177,17 @@
       label.setAttribute("x", px);
       label.setAttribute("y", py);
     }
-    for (const mark of figure.marks || []) {
+    for (const [k, mark] of (figure.marks || []).entries()) {
       const at = x.at(mark.x);
       if (at < box.left - 1 || at > box.right + 1) continue;
       svg("line", { class: "mark", x1: at, x2: at, y1: box.top - 6, y2: box.bottom }, root);
       const end = at > (box.left + box.right) / 2;
-      svg("text", { class: "rule", x: at + (end ? -5 : 5), y: box.top - 2, "text-anchor": end ? "end" : "start" }, root, mark.label);
+      svg("text", { class: "rule", x: at + (end ? -5 : 5), y: box.top - 2 + 13 * k, "text-anchor": end ? "end" : "start" }, root, mark.label);
     }
     if (!seen.length) return null;
     const head = (step) => {
       const when = figure.clock ? seconds(step) : null;
-      return `${figure.x.replace("training ", "")} ${show(step, 6)}${when ? ` · ${when}` : ""}`;
+      return figure.stamps ? stamp(step) : `${figure.x.replace("training ", "")} ${show(step, 6)}${named(figure, step)}${when ? ` · ${when}` : ""}`;
     };
     if (many && figure.rows) {
       const points = seen.flatMap((s) => s.x.map((step, k) => ({ s, step, v: s.y[k], px: x.at(step), py: s.y[k] === null ? NaN : y.at(s.y[k]) }))).filter((p) => p.v !== null);
@@ -209,6 +224,62 @@
         }
         return { x: x.at(step), line: [box.top, box.bottom], head: head(step), lines: told.slice(0, 12), dots };
       },
+    };
+  };
+
+  const extent = (values) => [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
+  const padded = ([low, high]) => { const pad = (high - low || Math.abs(low) || 1) * 0.04; return [low - pad, high + pad]; };
+  const visible = (figure, hidden) => { const seen = figure.series.filter((s) => !hidden.has(s.name)); return seen.length ? seen : figure.series; };
+
+  // Points: predictions over targets, with a diagonal where they agree; or residuals, with rules.
+  const scatter = (figure, root, box, hidden) => {
+    const seen = visible(figure, hidden), xs = seen.flatMap((s) => s.x), ys = seen.flatMap((s) => s.y);
+    for (const rule of figure.rules || []) ys.push(rule.y);
+    const both = padded(extent([...xs, ...ys])), [left, right] = figure.diagonal ? both : padded(extent(xs)), [low, high] = figure.diagonal ? both : padded(extent(ys));
+    box.top = 30;
+    const y = linear(low, high, box.bottom, box.top, Math.round((box.bottom - box.top) / 42));
+    box.left = room(y.ticks.map((v) => show(v)));
+    const x = linear(left, right, box.left + 2, box.right - 2, (box.right - box.left) / 85);
+    axes(root, box, x, y, figure.x, figure.y.label, false, false);
+    if (figure.diagonal) svg("line", { class: "ruled", x1: x.at(left), y1: y.at(left), x2: x.at(right), y2: y.at(right) }, root);
+    for (const rule of figure.rules || []) svg("line", { class: "ruled", x1: box.left, x2: box.right, y1: y.at(rule.y), y2: y.at(rule.y) }, root);
+    const points = seen.flatMap((s) => s.x.map((v, k) => ({ s, k, px: x.at(v), py: y.at(s.y[k]) })));
+    const r = points.length > 400 ? 2.2 : 3.2;
+    for (const p of points) symbol(root, p.s.colour, p.px.toFixed(1), p.py.toFixed(1), r, "point");
+    const order = points.map((_, k) => k).sort((a, b) => points[a].px - points[b].px || points[a].py - points[b].py);
+    return {
+      first: 0,
+      find: (px, py) => order.reduce((best, k, n) => (Math.hypot(points[k].px - px, points[k].py - py) < Math.hypot(points[order[best]].px - px, points[order[best]].py - py) ? n : best), 0),
+      move: (n, dx, dy) => Math.min(order.length - 1, Math.max(0, n + dx - dy)),
+      tell: (n) => {
+        const p = points[order[n]], name = p.s.names[p.k];
+        return { x: p.px, y: p.py, head: name ? `${name} (${p.s.name})` : p.s.name, lines: [[p.s.colour, figure.x, show(p.s.x[p.k])], [null, figure.y.label, show(p.s.y[p.k])]], dots: [[p.s.colour, p.px, p.py]] };
+      },
+    };
+  };
+
+  // Bars of a histogram, those of several sets side by side.
+  const bars = (figure, root, box, hidden) => {
+    const seen = visible(figure, hidden), edges = figure.edges, [, high] = extent(seen.flatMap((s) => s.y));
+    box.top = 30;
+    const y = linear(0, high * 1.05 || 1, box.bottom, box.top, Math.round((box.bottom - box.top) / 42));
+    box.left = room(y.ticks.map((v) => show(v)));
+    const x = linear(...padded([edges[0], edges.at(-1)]), box.left + 2, box.right - 2, (box.right - box.left) / 85);
+    axes(root, box, x, y, figure.x, figure.y.label, false, false);
+    if (edges[0] < 0 && edges.at(-1) > 0) svg("line", { class: "ruled", x1: x.at(0), x2: x.at(0), y1: box.top, y2: box.bottom }, root);
+    for (const [n, s] of seen.entries()) s.y.forEach((v, k) => {
+      const wide = (x.at(edges[k + 1]) - x.at(edges[k]) - 2) / seen.length;
+      if (v > 0) svg("rect", { class: `bar f${s.colour % COLOURS}`, x: x.at(edges[k]) + 1 + n * wide, y: y.at(v), width: Math.max(0.5, wide), height: box.bottom - y.at(v) }, root);
+    });
+    const last = edges.length - 2;
+    return {
+      first: 0,
+      find: (px) => Math.min(last, Math.max(0, edges.findIndex((e) => e > x.back(px)) - 1 + (x.back(px) >= edges.at(-1) ? last + 2 : 0))),
+      move: (k, dx) => Math.min(last, Math.max(0, k + dx)),
+      tell: (k) => ({
+        x: (x.at(edges[k]) + x.at(edges[k + 1])) / 2, frame: [x.at(edges[k]), box.top, x.at(edges[k + 1]) - x.at(edges[k]), box.bottom - box.top],
+        head: `${show(edges[k], 3)} to ${show(edges[k + 1], 3)}`, lines: seen.map((s) => [s.colour, s.name, `${show(s.counts[k])} (${show(100 * s.y[k], 2)}%)`]),
+      }),
     };
   };
 
@@ -280,7 +351,7 @@
         return {
           x: (x.at(ex[i]) + x.at(ex[i + 1])) / 2, y: (y.at(ey[j]) + y.at(ey[j + 1])) / 2,
           frame: [x.at(ex[i]), y.at(ey[j + 1]), x.at(ex[i + 1]) - x.at(ex[i]), y.at(ey[j]) - y.at(ey[j + 1])],
-          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · ${figure.axis || "t ="} ${show(t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? figure.blank || "zero or not finite" : show(v)]],
+          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · ${figure.axis || "t ="} ${show(t[i])}${named(figure, t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? figure.blank || "zero or not finite" : show(v)]],
         };
       },
     };
@@ -395,9 +466,10 @@
     };
   };
 
-  const KINDS = { lines, heat, dots, pictures };
+  const KINDS = { lines, heat, dots, pictures, scatter, bars };
   const height = (figure, width) => {
     if (figure.kind === "pictures") return Math.ceil(spread(figure, width).line * spread(figure, width).lines);
+    if (figure.kind === "scatter") return Math.round(Math.min(400, Math.max(280, width * 0.7)));
     if (figure.kind === "dots") return 54 + Math.max(figure.rows.length * (figure.rows.length > 2 * COLOURS ? 50 : 84), 90) + (figure.rules ? 16 : 0);
     return Math.round(Math.min(figure.kind === "heat" ? 400 : 320, Math.max(figure.kind === "heat" ? 330 : 250, width * 0.56)));
   };
@@ -488,7 +560,7 @@
         tell(place === null ? drawing.first : drawing.move(place, by[0], by[1]));
       });
     };
-    if (figure.kind === "lines") legend(node.querySelector(".legend"), figure, hidden, draw);
+    if (figure.series) legend(node.querySelector(".legend"), figure, hidden, draw);
     draw();
     new ResizeObserver(() => { if (plot.clientWidth && Math.abs(plot.clientWidth - drawnAt) > 1) draw(); }).observe(plot);
   };

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .figures import PageFigure
 from .text import Row, clean
@@ -26,6 +27,28 @@ class Table:
     note: str
     text: set[int]
     folded: bool
+
+
+class MatrixCell(NamedTuple):
+    """A count of a matrix, and the classes of its style."""
+
+    text: str
+    style: str
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A confusion matrix: a row for each true class, a column for each predicted one."""
+
+    caption: str
+    labels: list[tuple[str, str]]  # short, and in full
+    rows: list[list[MatrixCell]]
+    recall: list[str]
+    precision: list[str]  # [] leaves out their row
+    is_upright: bool  # the labels of columns stand upright
+    is_dense: bool
+    folded: bool
+    note: str
 
 
 def make_table(
@@ -64,6 +87,7 @@ class PageSection:
     tables: Sequence[Table] = ()
     commands: dict[str, str] = field(default_factory=dict)  # what a command does -> the command
     pairs: bool = False  # tables stand side by side
+    matrices: Sequence[Matrix] = ()
 
     @property
     def ordered_figures(self) -> list[PageFigure]:

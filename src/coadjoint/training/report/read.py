@@ -35,6 +35,8 @@ NOT_METRICS = ("kind", "split", "step", "sequences")
 PROBED = ("t", "log10_costates", "temporal")
 MAP_PARAMETER = re.compile(r"maps\.(\d{1,4})\.(.+)")
 MAX_LAYER_NORMS = 20_000  # parameters of maps: a damaged file must not fill the memory
+MAX_LAYER_NAMES = 2000
+MAX_LAYER_NAME = 60  # characters
 MAX_NORM_CURVES = 8  # of a chain: with more parameters they are kept by layer
 
 
@@ -147,6 +149,14 @@ def as_mappings(value: object) -> list[Row]:
     return [entry for entry in value if isinstance(entry, dict)]
 
 
+def layers_in(found: Row) -> list[str]:
+    """The names of layers under "layers", as safe text; [] without a list of texts."""
+    names = found.get("layers")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return []
+    return [clean(name)[:MAX_LAYER_NAME] for name in names[:MAX_LAYER_NAMES]]
+
+
 def as_vector(value: object) -> np.ndarray:
     """The numbers of a list, NaN for what is not a finite number; empty if it is no list."""
     if not isinstance(value, list):
@@ -215,6 +225,11 @@ class RunRecord:
         network = as_mapping(self.config.get("network"))
         is_chain = self.has_layers or bool(network.get("chain") or network.get("autoencoder"))
         return DEPTH_WORDS if is_chain else TIME_WORDS
+
+    @property
+    def layers(self) -> list[str]:
+        """The layers of a chain in words, the input first; [] if they were not recorded."""
+        return layers_in(self.result)
 
     @property
     def last_step(self) -> float:

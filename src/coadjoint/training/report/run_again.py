@@ -48,7 +48,10 @@ def _continuing_commands(run: RunRecord, folder: Path) -> dict[str, str]:
         steps = f"steps={more_steps}, " if is_finished else ""
         call = f"co.{function}(..., {steps}folder={folder.resolve().name!r}, resume=True)"
         return {f"{what}, from Python, with the other arguments as before": clean(call)}
-    place, path = standing_place(str(run.environment.get("command") or ""), folder.resolve())
+    made_by = str(run.environment.get("command") or "")
+    place, path = standing_place(made_by, folder.resolve())
+    if starting_folder(made_by, folder.resolve()) is not None:
+        place += "; from another one, name the run folder by its whole path"
     steps = f" --steps {more_steps}" if is_finished else ""
     return {f"{what} ({clean(place)})": clean(f"coadjoint resume {shlex.quote(path)}{steps}")}
 
@@ -64,6 +67,18 @@ def standing_place(command: str, folder: Path) -> tuple[str, str]:
     if tail and folder.parts[-len(tail) :] == tail:
         return "from the folder in which that command was run", path
     return f"from the folder that holds {folder.name}", folder.name
+
+
+def starting_folder(command: str, folder: Path) -> Path | None:
+    """The folder in which the command that wrote a run was run; None if nothing tells.
+
+    folder: the run folder, as a whole path.
+    """
+    written = PurePath(_written_folder(command, folder.name))
+    parts = written.parts
+    if not parts or ".." in parts or written.is_absolute():
+        return None
+    return folder.parents[len(parts) - 1] if folder.parts[-len(parts) :] == parts else None
 
 
 def _written_folder(command: str, name: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from ..metric_names import metric_stem
 from .curves import Curve
 from .figures import NO_VALUES, HeatMap, LineChart, PageFigure, Probe, Scale, ValueAxis
-from .read import RunRecord
+from .read import RunRecord, as_mapping
 from .text import SHARE_METRICS, Row, finite_or_nan, parse_goal, shown_metric
 from .wording import TIME_WORDS, FigureWords
 
@@ -117,12 +117,16 @@ class RunFigures:
         ]
 
     def _common(self) -> Row:
-        """What all figures over steps share: a mark at the success, and "clock".
+        """What all figures over steps share: marks, and "clock".
 
-        With "clock" the page also tells the time at which a step was taken.
+        There are marks where pretraining ended, and at the success. With "clock" the page also
+        tells the time at which a step was taken.
         """
         step = finite_or_nan(self.run.result.get("success_step"))
+        pretrain = finite_or_nan(as_mapping(self.run.config.get("gradient")).get("pretrain"))
         marks = []
+        if 0 < pretrain < self.run.last_step:
+            marks.append({"x": pretrain, "label": "end of pretraining"})
         if self.run.result.get("success") is True and not math.isnan(step):
             marks.append({"x": step, "label": "success"})
         return {"marks": marks, "clock": True}
@@ -233,7 +237,7 @@ class RunFigures:
     def _axis(self) -> Row:
         """The axis of heatmaps, for the script, if it is not time."""
         axis = self.run.words.axis
-        return {"axis": axis} if axis else {}
+        return {"axis": axis, "names": self.run.layers} if axis else {}
 
     def _norms(self) -> list[PageFigure]:
         """The norm of the gradient by each parameter, over steps.

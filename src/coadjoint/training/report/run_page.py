@@ -7,16 +7,19 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from ..metric_names import split_metric
+from .answers import read_answers
 from .baseline_table import baseline_tables
 from .curves import json_numbers, thinned_indices
 from .data_section import data_sections
 from .diagnosis_page import read_diagnosis
 from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
 from .picture_figure import picture_figures
+from .prediction_section import prediction_cards, prediction_section
 from .read import RunRecord, as_mapping, as_mappings, describe_outcome, read_run
 from .run_again import again_section
 from .run_figures import RunFigures
 from .text import NO_VALUE, Row, clean, duration, parse_goal, short_number, shown_metric
+from .wording import list_layers
 
 MAX_METRIC_CARDS = 6
 MAX_TABLE_STEPS = 40
@@ -41,9 +44,13 @@ def run_page(folder: Path) -> Page:
     }
     tables = [*final_tables(run), *baseline_tables(run), held_out_table(run)]
     pictures = picture_figures(run)
+    answers = read_answers(folder, run.faults)
+    diagnoses = [diagnosis.section] if diagnosis is not None else []
     sections = [
         PageSection("training", "Training", figures=figures.training(), tables=tables),
-        PageSection("inside", "Inside the gradient", run.words.lead, figures.inside()),
+        *prediction_section(answers, run.words.unit),
+        PageSection("inside", "Inside the gradient", describe_inside(run), figures.inside()),
+        *diagnoses,
         PageSection(
             "examples", "Example predictions", "", pictures, [example_table(run, bool(pictures))]
         ),
@@ -51,8 +58,6 @@ def run_page(folder: Path) -> Page:
         PageSection("setup", "Setup", tables=setup_tables(run), pairs=True),
         again_section(run, folder),
     ]
-    if diagnosis is not None:
-        sections.insert(2, diagnosis.section)  # after the inside of the gradient
     return Page(
         kind="run",
         name=clean(name),
@@ -60,10 +65,15 @@ def run_page(folder: Path) -> Page:
         outcome=describe_outcome(run.result, run.last_step),
         facts={key: value for key, value in facts.items() if value},
         notices=run.faults,
-        cards=cards(run),
+        cards=cards(run, prediction_cards(answers)),
         sections=sections,
         clock=clock_data(run),
     )
+
+
+def describe_inside(run: RunRecord) -> str:
+    """What costates are, and of a chain the kinds of its layers."""
+    return f"{run.words.lead} {list_layers(run.layers)}".rstrip()
 
 
 def describe_method(run: RunRecord) -> str:
@@ -121,10 +131,11 @@ def clock_data(run: RunRecord) -> Row | None:
     }
 
 
-def cards(run: RunRecord) -> dict[str, str]:
+def cards(run: RunRecord, of_predictions: dict[str, str]) -> dict[str, str]:
     """The key figures of a run, {name: text}, without those that are missing.
 
-    A run without a result has its steps and its time from what was recorded last.
+    of_predictions: those that were computed from its held-out predictions. A run without a result
+    has its steps and its time from what was recorded last.
     """
     result = run.result
     clock = run.store.curve("clock", "seconds").values
@@ -133,6 +144,7 @@ def cards(run: RunRecord) -> dict[str, str]:
         "steps": short_number(result.get("step") or run.last_step),
         "time": duration(result.get("seconds") or last_seconds),
         **metric_cards(run),
+        **of_predictions,
         "parameters": short_number(result.get("parameters")),
         f"best step, by {chosen_by(result)}": short_number(result.get("best_step")),
         f"decay of the costates, {run.words.decay_ratio}, first → last": first_and_last(

@@ -20,8 +20,8 @@ MAX_TEXT = 2000  # characters of one field
 INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
-SHARE_METRICS = ("right", "accuracy", "whole", "symbols")  # metrics between 0 and 1
-# metrics whose key says too little; the keys stay in the files and on the command line
+# metrics between 0 and 1
+SHARE_METRICS = ("right", "accuracy", "whole", "symbols", "balanced-accuracy", "f1", "auc")
 NO_VALUE = "–"
 
 

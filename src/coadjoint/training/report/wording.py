@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
+MAX_LISTED = 30  # layers of different kinds in a sentence
 LARGEST_DECAY = "−2: it is 100 times smaller there; 2: 100 times larger"
 
 
@@ -33,6 +36,19 @@ class PageWords:
     def units(self) -> str:
         """The plural of `unit`."""
         return f"{self.unit}s"
+
+
+def list_layers(names: Sequence[str]) -> str:
+    """The layers in a sentence, equal ones together: "Layers: 0 input; 1 to 30 dense 64 tanh."."""
+    parts = []
+    first = 0
+    for name, equal in groupby(names):
+        last = first + len(list(equal)) - 1
+        parts.append(f"{first} {name}" if first == last else f"{first} to {last} {name}")
+        first = last + 1
+    if len(parts) > MAX_LISTED:
+        parts = [*parts[:MAX_LISTED], "…"]
+    return f"Layers: {'; '.join(parts)}." if parts else ""
 
 
 TIME_WORDS = PageWords(
