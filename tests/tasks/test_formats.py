@@ -371,6 +371,8 @@ class TestWide:
             read(path, Options(wide=True, rows="samples"))
         with pytest.raises(ConfigError, match="--time names a column"):
             read(path, Options(wide=True, time="age"))
+        with pytest.raises(ConfigError, match="--categorical names features of words"):
+            read(path, Options(wide=True, categorical=("t1",)))
         np.save(tmp_path / "d.npy", np.zeros((2, 3)))
         with pytest.raises(DataError, match="--wide reads tables"):
             read(tmp_path / "d.npy", Options(wide=True, **NEXT))
