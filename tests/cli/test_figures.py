@@ -183,7 +183,7 @@ def test_a_run_is_printed_beside_its_baselines(run):
     assert majority["metrics"]["test"]["balanced-accuracy"] == 0.5
     page = Path("a/report.html").read_text()
     assert "Baselines" in page
-    assert "auc (valid)" in page
+    assert "valid auc" in page
 
     code, out, _ = run("resume", "a", "--steps", "6")
     assert code == 0

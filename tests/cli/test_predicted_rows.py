@@ -240,11 +240,40 @@ class TestRows:
         parquet.write_table(table.drop_columns(["row", "prediction"]), "new.parquet")
         predict(coadjoint, "new.parquet", *words, out="q.parquet")
         assert parquet.read_table("q.parquet").equals(table)
+        feather.write_feather(table.drop_columns(["row", "prediction"]), "new.feather")
+        predict(coadjoint, "new.feather", *words, out="q.feather")
+        assert feather.read_table("q.feather").equals(table)
 
 
 def test_flags_of_predict_are_the_options_of_the_reader():
     assert set(READING_KEYS) == PREDICTION_OPTIONS
     assert set(DataSection.model_fields) > PREDICTION_OPTIONS
+
+
+@pytest.mark.usefixtures("regression")
+def test_packed_tables_and_an_index_are_read_alike(coadjoint):
+    predict(coadjoint, "train.csv", "--keep")
+    lines = series().splitlines()
+    indexed = [f",{lines[0]}", *(f"{k + 40},{line}" for k, line in enumerate(lines[1:]))]
+    with gzip.open("new.csv.gz", "wt") as file:
+        file.write("\n".join(indexed) + "\n")
+    predict(coadjoint, "new.csv.gz", "--keep", out="q.csv")
+    assert read("q.csv") == read("p.csv")
+    predict(coadjoint, "new.csv.gz", "--keep", "Unnamed: 0", out="q.csv")
+    rows = read("q.csv")
+    assert [(row["row"], row["Unnamed: 0"]) for row in rows[:2]] == [("0", "40"), ("1", "41")]
+
+
+def test_a_wide_table_has_a_row_for_each_sequence(here, coadjoint):
+    header = "who,t0,t1,t2,label\n"
+    lines = [f"{name},{i},{i * i},{'' if i == 3 else 1},{'ud'[i % 2]}" for i, name in
+        enumerate("abcdefgh")]  # fmt: skip
+    write("train.csv", header + "\n".join(lines) + "\n")
+    train(coadjoint, "--wide", "--id", "who", "--kind", "classify", "--target", "label")
+    predict(coadjoint, "train.csv", "--keep", "label")
+    rows = read("p.csv")
+    assert list(rows[0])[:4] == ["row", "who", "label", "prediction"]
+    assert [row["row"] + row["who"] for row in rows[:3]] == ["0a", "1b", "2c"]
 
 
 def test_no_id_is_invented(here, coadjoint):

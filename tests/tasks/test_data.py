@@ -182,8 +182,6 @@ BAD = {
     "one class": (table(9, classes=("up",)), {}, ["column 'target'", "one class only, 'up'"]),
     "float labels": (table(9, classes=("0.5", "1")), {"kind": "classify"},
         ["column 'target'", '"0.5" is a real number', "--kind regress"]),
-    "pandas' labels": (table(9, classes=("0.0", "1.0")), {"kind": "classify"},
-        ['"0.0" is a real number', "without a decimal point"]),
     "constant target": (table(9, classes=("7",)), {"kind": "regress"},
         ["column 'target'", "constant"]),
     "target equals an input": (table(9, target=lambda i, t, row: row[1]),

@@ -11,7 +11,7 @@ build, build_online  from settings to objects, by the `make` of each package
 chains               which settings mean a network without time, its defaults and its task
 memory               notes on the memory of a gradient
 past                 which settings of a resumed run may change
-baselines            the figures of a run beside those of baselines
+baselines            metrics by name, and the figures of a run beside those of baselines
 splits               what is split off from the training file, also in older run folders
 progress             progress lines and bars
 train                train, resume, replay

@@ -1,4 +1,4 @@
-"""The figures of a network beside those of baselines, as a table."""
+"""Metrics of own data by name, and the figures of a network beside those of baselines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from .program import print_escaped, print_table
 if TYPE_CHECKING:
     from ..training.progress import Result
     from .build import Job
+    from .schema import Config
+
+
+def asked_metrics(config: Config) -> list[str]:
+    """The metrics that --metrics and --select name; "loss" is there without being asked for."""
+    asked = config.data.metrics or []
+    names = [asked] if isinstance(asked, str) else list(asked)
+    if config.training.select not in (None, "loss"):
+        names.append(str(config.training.select))
+    return names
 
 
 def print_baselines(result: Result, job: Job) -> None:

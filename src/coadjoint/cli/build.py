@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError, MissingError, NumericalError, refuse_options
 from ..training.network_section import Shape
 from . import chains
+from .baselines import asked_metrics
 from .flags import KeyValues, errors_name_flags, flag, given_values, to_plain_dict
 from .memory import memory_notes
 from .past import MAY_CHANGE, refuse_if_changed, refuse_if_other_network
@@ -65,7 +66,7 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     with errors_name_flags():
         set_threads(config.training.threads, chains.widest_layer(config))
     task = task_of(config, has_begun)
-    if not config.training.test_set:
+    if config.training.test_set is False:
         hide_test_set(task)
     check_size_settings(config, task)
     if not has_begun:
@@ -160,6 +161,7 @@ def resolve_defaults(config: Config, task: Task, device: str) -> Config:
 
 def hide_test_set(task: Task) -> None:
     """Take the test set away from a finite task, so that nothing can look at it."""
+    from ..tasks.judging import JudgedCollection
     from ..tasks.task import Collection
 
     if not isinstance(task, Collection):
@@ -168,6 +170,8 @@ def hide_test_set(task: Task) -> None:
         )
     task.sets = {name: kept for name, kept in task.sets.items() if name != "test"}
     task.splits = tuple(split for split in task.splits if split != "test")
+    if isinstance(task, JudgedCollection):
+        task.baselines = []  # they are for the run that sees the test set
 
 
 def steps_per_epoch(task: Task, batch: int) -> int | None:
@@ -388,15 +392,6 @@ def data_task(config: Config, options: KeyValues, data: KeyValues, has_begun: bo
     data["metrics"] = asked_metrics(config)
     data["split"] = split_to_read(config.data, has_begun)
     return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
-
-
-def asked_metrics(config: Config) -> list[str]:
-    """The metrics that --metrics and --select name; "loss" is there without being asked for."""
-    asked = config.data.metrics or []
-    names = [asked] if isinstance(asked, str) else list(asked)
-    if config.training.select not in (None, "loss"):
-        names.append(str(config.training.select))
-    return names
 
 
 def built_in_task(name: str, options: KeyValues) -> Task:

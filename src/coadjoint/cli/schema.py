@@ -114,6 +114,18 @@ class DataSection(Section):
     irregular: Literal["refuse", "allow"] | None = Field(
         None, description="how to handle uneven time steps"
     )
+    categorical: str | list[str] | None = Field(
+        None,
+        description="input columns that hold words: a,b,c, or auto for all that do; each word "
+        "becomes an input",
+    )
+    gaps: bool | None = Field(
+        None,
+        description="make the time since the row before an input (allows uneven time steps)",
+    )
+    dates: Literal["day-first", "month-first"] | None = Field(
+        None, description="how to read dates such as 01/02/2024, if the column does not tell"
+    )
     overlap: Literal["refuse", "allow"] | None = Field(
         None, description="how to handle sequences that appear in more than one file"
     )
@@ -364,8 +376,8 @@ class TrainingSection(Section):
         None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
     tensorboard: bool = Field(False, description="also write TensorBoard logs")
-    test_set: bool = Field(
-        True, description="finite data: score the test set at the end (default), or leave it alone"
+    test_set: bool | None = Field(
+        None, description="finite data: score the test set at the end (default), or leave it alone"
     )
 
 

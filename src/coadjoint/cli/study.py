@@ -150,6 +150,8 @@ class Study:
             raise StopSearchError
         value = self.value_of(run)
         if value is not None:
+            result = read_result(run) or {}
+            trial.set_user_attr("loss", result["metrics"][self.goal.split]["loss"])
             self.tell(trial, f"{self.goal.label} {value:.4g}")
             return value
         if watcher.is_pruned or self.is_late(trial):
@@ -204,11 +206,19 @@ class Study:
         return self.study.get_trials(deepcopy=False, states=ended)
 
     def best(self) -> optuna.trial.FrozenTrial | None:
-        """The best trial so far; None if none has a value."""
-        try:
-            return self.study.best_trial
-        except ValueError:
-            return None
+        """The best trial so far; None if none has a value.
+
+        On a small validation set many trials have the same accuracy: the loss decides between them.
+        """
+        complete = import_optuna().trial.TrialState.COMPLETE
+        trials = self.study.get_trials(deepcopy=False, states=(complete,))
+        sign = 1 if self.goal.lower else -1
+
+        def rank(trial: optuna.trial.FrozenTrial) -> tuple[float, float]:
+            value = math.inf if trial.value is None else sign * trial.value
+            return value, float(trial.user_attrs.get("loss", math.inf))
+
+        return min(trials, key=rank, default=None)
 
     def requeue(self) -> None:
         """Put trials that were stopped or killed back into the queue, with their folders.

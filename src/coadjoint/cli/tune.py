@@ -150,7 +150,8 @@ def goal_of(job: build.Job) -> Goal:
         raise ConfigError(
             "coadjoint tune needs a validation set: give --valid FILE, or a share of --split."
         )
-    return Goal(task.metric, split, task.lower)
+    metric, lower = task.selector(job.config.training.select)
+    return Goal(metric, split, lower)
 
 
 def run_study(folder: Path, jobs: int | None, quiet: bool) -> None:

@@ -72,8 +72,8 @@ class PartCostates(ChainCostates):
 class PenaltySlopes(NamedTuple):
     """The slopes of a penalty by what it was computed from; None for zeros."""
 
+    by_mantissas: list[Tensor | None]  # of each block of costates, [rows, B, n]
     by_loss: Tensor | None  # [B]
-    by_mantissas: Slopes  # of each block of costates, [rows, B, n]
     by_leaves: Sequence[Slopes]  # of each part, if the penalty has read the run
 
 
@@ -103,9 +103,7 @@ class HandGradient:
                 self.top = formula(self.a.requires_grad_(twice))  # dL/da, a function of a
 
     @staticmethod
-    def of(
-        net: Net, batch: Batch, loss: LossLike, twice: bool = False
-    ) -> HandGradient | None:
+    def of(net: Net, batch: Batch, loss: LossLike, twice: bool = False) -> HandGradient | None:
         """The gradient of this network by hand; None if it must go through torch's graph.
 
         twice: the loss must be differentiable twice, for `penalised_gradient`.
@@ -119,7 +117,7 @@ class HandGradient:
     @torch.no_grad()
     def loss_gradient(self) -> GradientById:
         """The gradient of the mean loss, by the id of each parameter."""
-        return self._adjoint(self.top * self._sample_shares()[:, None], [()] * len(self.parts))
+        return self._adjoint(self._slope_by_a(self._sample_shares(), None), [()] * len(self.parts))
 
     @torch.no_grad()
     def penalised_gradient(
@@ -143,7 +141,7 @@ class HandGradient:
             penalties, by_log_norms = with_slope(lam)
             rates = by_log_norms * (rho * shares) / lam.size.double().square()
             by_mantissas = scale_blocks(blocks, rates.to(lam.size.dtype))
-            slopes = PenaltySlopes(None, by_mantissas, [()] * len(self.parts))
+            slopes = PenaltySlopes(by_mantissas, None, [()] * len(self.parts))
         else:
             penalties, slopes = self._slopes_by_torch(G, blocks, rho * shares)
         by_top = self._tangents(slopes.by_mantissas, blocks)
@@ -155,7 +153,10 @@ class HandGradient:
 
     def _sample_shares(self) -> Tensor:
         """The share of each sample in a mean, [B]."""
-        return self.batch.weights(self.losses[None]) / len(self.losses)
+        B = len(self.losses)
+        if self.batch.weight is None:
+            return self.losses.new_full((B,), 1 / B)
+        return self.batch.weights(self.losses[None]) / B
 
     def _slopes_by_torch(
         self, G: Callable[[ChainCostates], Tensor], blocks: Sequence[ScaledBlock], weights: Tensor
@@ -170,7 +171,8 @@ class HandGradient:
         sizes = [lam.size] if lam.has_norms else []
         leaves = [leaf for part in self.parts for leaf in part.leaves]
         inputs = [losses, *mantissas, *sizes, *leaves]
-        found = iter(torch.autograd.grad(penalties, inputs, weights, allow_unused=True))
+        grads: Slopes = torch.autograd.grad(penalties, inputs, weights, allow_unused=True)
+        found = iter(grads)
         by_loss = next(found)
         by_mantissas = list(itertools.islice(found, len(mantissas)))
         for size, by_size in zip(sizes, itertools.islice(found, len(sizes)), strict=True):
@@ -178,7 +180,7 @@ class HandGradient:
                 through_norms = scale_blocks(blocks, norm_rates(size.detach(), by_size))
                 by_mantissas = list(map(plus, by_mantissas, through_norms))
         by_leaves = [tuple(itertools.islice(found, len(part.leaves))) for part in self.parts]
-        return penalties.detach(), PenaltySlopes(by_loss, by_mantissas, by_leaves)
+        return penalties.detach(), PenaltySlopes(by_mantissas, by_loss, by_leaves)
 
     def _tangents(self, slopes: Slopes, blocks: Sequence[ScaledBlock]) -> Tensor | None:
         """The penalty's slope by the mantissa of lam_L; None if it does not depend on costates.
@@ -216,9 +218,9 @@ class HandGradient:
         return gradient
 
 
-def scale_blocks(blocks: Sequence[ScaledBlock], rates: Tensor) -> list[Tensor]:
+def scale_blocks(blocks: Sequence[ScaledBlock], rates: Tensor) -> list[Tensor | None]:
     """The mantissas of each block, multiplied by rates [L + 1, B]."""
-    scaled: list[Tensor] = []
+    scaled: list[Tensor | None] = []
     begin = 0
     for mantissa, _ in blocks:
         end = begin + len(mantissa)
@@ -229,7 +231,7 @@ def scale_blocks(blocks: Sequence[ScaledBlock], rates: Tensor) -> list[Tensor]:
 
 
 def add_to_first(slope: Tensor | None, term: Tensor | None) -> Tensor | None:
-    """slope [rows, B, n] with `term` added to its first row; None stands for zeros."""
+    """The slopes [rows, B, n] with `term` added to the first row; None stands for zeros."""
     if term is None:
         return slope
     if slope is None:

@@ -105,14 +105,20 @@ class Evaluation:
 
     @functools.cached_property
     def penalty(self) -> Tensor:
-        """The mean penalty over the samples, a scalar; 0 for methods without one."""
+        """The mean penalty over the samples, a scalar; 0 for methods without one.
+
+        NaN where its weight is 0 and it was not evaluated, see Penalised.
+        """
         return self.batch.mean(self.penalties)
 
     @functools.cached_property
     def objective(self) -> Tensor:
         """What was differentiated: share loss + rho penalty, a scalar."""
-        if not self.share:  # 0 times an infinite loss would be NaN
+        # 0 times an infinite or unknown value would be NaN.
+        if not self.share:
             return self.rho * self.penalty
+        if not self.rho:
+            return self.share * self.loss
         return self.share * self.loss + self.rho * self.penalty
 
     @functools.cached_property

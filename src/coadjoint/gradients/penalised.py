@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from ..objectives.losses import LossLike
 from ..objectives.penalties import Penalty, log_decay, penalty
 from ..objectives.schedules import Schedule
 from ..objectives.weights import Steered
+from .bptt import BPTT
 from .by_hand import HandGradient
 from .captured import is_on_gpu
 from .evaluation import (
@@ -55,6 +57,9 @@ class Penalised(Method):
             log-ratios of costates.
         pretrain: The number of first steps that minimise rho G alone, so that costates no longer
             vanish when training begins. The costates are those of L in these steps too.
+
+    Where the weight of a schedule is 0, the gradient of a chain is that of the loss: the penalty is
+    not evaluated, and reads NaN.
 
     With a Steered weight, `state` holds the weight of the present step and the decays measured in
     it, over all its batches. Their mean sets the weight of the next step.
@@ -164,7 +169,10 @@ class Penalised(Method):
     def _evaluate_without_run(
         self, net: Net, batch: Batch, loss: LossLike, rho: float
     ) -> Evaluation | None:
-        """Evaluate in segments or by a CUDA graph; None if neither applies."""
+        """Evaluate the loss alone, in segments or by a CUDA graph; None if none of them applies."""
+        if self._leaves_out_penalty(net, rho):
+            plain = BPTT().evaluate(net, batch, loss)
+            return replace(plain, penalties=torch.full_like(plain.losses, math.nan))
         result: GradientTuple | None = None
         if self.segments is not None:
             result = self._in_segments(net, batch, loss, rho)
@@ -177,6 +185,13 @@ class Penalised(Method):
             return None
         self._note_decays(result.decays)
         return evaluation_without_run(net, batch, loss, result, rho, self.share)
+
+    def _leaves_out_penalty(self, net: Net, rho: float) -> bool:
+        """Return whether the objective is the loss, so that the penalty is not evaluated.
+
+        Of networks over time it is reported all the same.
+        """
+        return rho == 0 and getattr(net, "as_chain", None) is not None
 
     def _in_segments(self, net: Net, batch: Batch, loss: LossLike, rho: float) -> GradientTuple:
         """Compute the gradient in segments, and measure the decays on the way."""
@@ -222,6 +237,8 @@ class Penalised(Method):
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
         """Compute the objective of the present step without its gradient."""
         batch = check_arguments(net, batch)
+        if self._leaves_out_penalty(net, self.rho(self.step)):
+            return super().value(net, batch, loss)
         # The costates of a single layer come from a separate sweep; those of other networks are
         # pulled through the graph of the run.
         needs_graph = getattr(net, "one_layer", None) is None

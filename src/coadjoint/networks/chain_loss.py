@@ -6,7 +6,6 @@ that slope: no gradient of the loss need be taken, and none of the gradient.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -60,7 +59,8 @@ def slope_formula(judge: Judge) -> Callable[[Tensor], Tensor] | None:
         return None
     if y is None or y.requires_grad or judge.weight is not None:
         return None
-    return functools.partial(loss.slope, y=y)
+    slope = loss.slope
+    return lambda a: slope(a, y)
 
 
 def losses_and_slopes(judge: Judge, a: Tensor) -> tuple[Tensor, Tensor | None]:

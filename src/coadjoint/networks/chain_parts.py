@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from ..sweeps.adjoint_tangent import apply_link, tangent
+from ..sweeps.adjoint_tangent import tangent
 from ..sweeps.affine import plus
 from ..sweeps.differentiable import forward_gradient
 from ..sweeps.plan import Saved
@@ -82,11 +82,11 @@ class Part(ABC):
         by_matrices = self.by_matrices.unbind(0)
         by_biases = self.by_biases.unbind(0)
         for layer, by_matrix, by_bias in zip(self.layers, by_matrices, by_biases, strict=True):
-            W, b = own_parameters(layer).values()
+            W, b = weight_and_bias(layer)
             by_W = layer.pull_matrix(by_matrix) if isinstance(layer, Tied) else by_matrix
             for p, g in ((W, by_W), (b, by_bias)):
-                key = id(p)
-                gradient[key] = gradient[key] + g if key in gradient else g
+                key = id(p)  # where there is no bias, that of None, which nobody asks for
+                gradient[key] = gradient[key] + g if p is not None and key in gradient else g
 
 
 class SweptPart(Part):
@@ -117,7 +117,8 @@ class SweptPart(Part):
             slope = pad(slope, (0, 0, 0, 0, 0, 1))
         link = Link.between(rows, self.k, self.lam.dtype)
         mu, nu = tangent(plan, saved, W, slope.flatten(0, 1), None, link)
-        self.change = apply_link(rows, mu, link)
+        # m_i = link_i mu_{i-1}, in the memory of mu, of which the last states alone are read below
+        self.change = rows.prev(mu).mul_(link.factor)
         self.bend = bend(plan, saved, W, self.lam, self.delta, self.change, nu, ("a",))["a"]
         # One factor is enough: the lam that was given is of order one.
         return rows.last(mu) * pow2(-rows.last(self.k), mu.dtype)[:, None]
@@ -235,9 +236,17 @@ def are_written_down(maps: Iterable[nn.Module]) -> bool:
         if type(module) not in WRITTEN_DOWN or has_hooks(module) or "forward" in vars(module):
             return False
         parameters = own_parameters(module)
-        if len(parameters) != 2 or not all(map(is_plain_parameter, parameters.values())):
+        # A Dense or Tied without a bias has None as an ordinary attribute.
+        is_complete = len(parameters) == 2 or ("W" in parameters and module.b is None)
+        if not is_complete or not all(map(is_plain_parameter, parameters.values())):
             return False
     return True
+
+
+def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+    """The parameters of a layer that is written down; None for a bias that it has not."""
+    W, *rest = own_parameters(layer).values()
+    return W, rest[0] if rest else None
 
 
 def effective_weights(layer: nn.Module) -> tuple[Tensor, Tensor | None, str]:

@@ -113,15 +113,18 @@ def run_dense(layers: Sequence[nn.Module], x: Tensor) -> DenseStretch:
         W, b = matrix_and_bias(layer)
         weights.append(W)
         biases.append(W.new_zeros(len(W)) if b is None else b)
-    cell = elman(layer.activation)
+        activation = layer.activation  # the same for all
+    cell = elman(activation)
     engine = engines.load(engines.resolve("auto", cell, x.device.type))
     assert engine is not None
     plan = SweepPlan(cell, uniform_rows(len(layers), len(x)), engine, checked=False)
     parameters = (*weights, *biases)
-    if torch.is_grad_enabled() and not is_transformed():
-        stack = stack_at_once
-    else:  # nothing is differentiated; or in forward mode, in which Stacked has no derivative
+    if is_transformed():  # Stacked has no derivative in forward mode; torch's own operations do
         stack = stack_layers
+    elif torch.is_grad_enabled():
+        stack = stack_at_once
+    else:
+        stack = stack_in_used_memory
     W, same_W, base = stack(len(x), parameters)
     run = FormulaRun.run(plan, base, None, W, x, None)
     return DenseStretch(run if same_W is W else replace(run, W=same_W))
@@ -198,6 +201,16 @@ def stack_at_once(B: int, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tenso
     """The same as one node of the graph."""
     W, same_W, base = Stacked.apply(B, *parameters)
     return W, same_W, base
+
+
+def stack_in_used_memory(B: int, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """The same without a graph, in memory that was used before."""
+    L = len(parameters) // 2
+    n = len(parameters[L])
+    like = parameters[0]
+    W = torch.stack(parameters[:L], out=empty((L, n, n), like))
+    base = empty((L, B, n), like).copy_(torch.stack(parameters[L:])[:, None])
+    return W, W, base.view(L * B, n)
 
 
 def sum_in_used_memory(y: Tensor | None, z: Tensor | None) -> Tensor | None:

@@ -18,6 +18,7 @@ transduction   answers that are sequences with their own length
 denoising      samples restored from noisy copies, for autoencoders
 digits, music  small sets of handwritten digits and of piano rolls
 data           your own files as a task
+option_checks  options that are refused before a file is read
 preparation    labels, targets and gaps of a file
 cutting        its sequences cut into pieces and split into train, valid and test
 judging        how the outputs for your own files are judged
@@ -27,6 +28,7 @@ linear         ridge and logistic regression, for baselines
 class_weights  weights of classes in the loss of training
 shares         how much of the training file is split off
 scaling        pieces as the numbers that a network reads
+encoding       words and gaps in time as inputs
 description    what a network must know about the data it was trained on
 overview       what was read from files, to be shown before training
 prediction     new sequences for a trained network

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MOST_INPUTS = 1000  # of a linear model, if there are as many entries
 MOST_ENTRIES = 20_000  # to fit it
 MOST_NUMBERS = 10**7  # entries times inputs to fit it
+MOST_WEIGHTS = 10**6  # of it
 MOST_HELD_OUT = 10**9  # entries times inputs to judge it
 LOGISTIC = 10**8  # numbers to read in a fit of logistic regression
 FEWEST_ITERATIONS = 20  # of it
@@ -70,7 +71,7 @@ class Inputs:
             "sample": "the sample",
             "flat": f"the flattened sequence ({self.size} steps)",
             "summary": SUMMARY,
-            "lags": f"the present step and {self.size} before it",
+            "lags": "the present step" + (f" and {self.size} before it" if self.size else ""),
         }
         if self.most is not None:
             return f"{self.most} random projections of {words[self.form]}"
@@ -222,7 +223,11 @@ def constant_baseline(task: JudgedCollection) -> Baseline:
     metrics = {}
     for split in task.splits:
         targets = entries_of(task.sets[split], every)[1]
-        metrics[split] = judge(task, np.tile(outputs, (len(targets), 1)), targets)
+        tally = task.tally(task.metrics)
+        for block in blocks(len(targets), task.outputs):
+            part = targets[block]
+            tally.add(torch.from_numpy(np.tile(outputs, (len(part), 1))), torch.from_numpy(part))
+        metrics[split] = tally.values()
     return Baseline(name, about, metrics)
 
 
@@ -261,7 +266,10 @@ def linear_baseline(task: JudgedCollection) -> Baseline:
     held_out = {split: entries_of(task.sets[split], every) for split in task.splits}
     if sum(len(e) for e, _ in held_out.values()) * inputs.width > MOST_HELD_OUT:
         return Baseline("linear", "left out: there are too many held-out entries", {})
-    chosen = thin(len(entries), min(MOST_ENTRIES, MOST_NUMBERS // inputs.count))
+    if inputs.count * task.outputs > MOST_WEIGHTS:
+        return Baseline("linear", "left out: there are too many inputs and outputs", {})
+    width = max(inputs.count, task.outputs)  # numbers of an entry
+    chosen = thin(len(entries), min(MOST_ENTRIES, max(1, MOST_NUMBERS // width)))
     X = inputs.rows(train, entries[chosen])
     y = y[chosen]
     # Summaries have units of their own.
@@ -270,7 +278,7 @@ def linear_baseline(task: JudgedCollection) -> Baseline:
     X = (X - mean) / std
     if "valid" in held_out:
         judged, targets = held_out["valid"]
-        part = thin(len(judged), max(1, MOST_NUMBERS // inputs.count))
+        part = thin(len(judged), max(1, MOST_NUMBERS // width))
         X_judged = (inputs.rows(task.sets["valid"], judged[part]) - mean) / std
         method, model = best_model(task, (X, y), (X_judged, targets[part]))
     else:
@@ -281,7 +289,7 @@ def linear_baseline(task: JudgedCollection) -> Baseline:
     for split, (its_entries, its_targets) in held_out.items():
         tally = task.tally(task.metrics)
         data = task.sets[split]
-        for block in blocks(len(its_entries), inputs.width):
+        for block in blocks(len(its_entries), max(inputs.width, task.outputs)):
             a = model.predict((inputs.rows(data, its_entries[block]) - mean) / std)
             tally.add(torch.from_numpy(a), torch.from_numpy(its_targets[block]))
         metrics[split] = tally.values()

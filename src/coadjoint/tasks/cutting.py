@@ -254,6 +254,8 @@ def split_pieces(
         advice = "--split 1,0,0, or --window to cut one long sequence into pieces"
         if cut.sheet.shape is not None:
             advice = "or --split 1,0,0"
+        elif cut.sheet.may_hold_samples:
+            advice += "; if each row is a sample of its own, pass --chain 64x2"
         wanted = "--valid and --test files"
         if sets == 2:
             wanted = "a --valid file" if valid else "a --test file"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, InputError, one_line, real
+from ..errors import InputError, one_line
 from ..objectives.batch import Batch
 from .asked import find_asked_rows
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
@@ -25,11 +25,20 @@ from .description import (
     PathLike,
     SampleDescription,
 )
+from .encoding import (
+    align_categories,
+    check_encoding_options,
+    measure_encodings,
+    notes_on_encodings,
+    notes_on_words,
+    refuse_unfit_words,
+)
 from .files import read
 from .files.kept import read_columns
 from .files.packed import table_stem
 from .files.sheet import Options, Sheet, quote_names
 from .judging import JudgedCollection
+from .option_checks import check_choice, check_noise, check_window, refuse_options_of_time
 from .overview import Overview, make_overview
 from .prediction import Prediction
 from .preparation import (
@@ -42,23 +51,12 @@ from .preparation import (
     kind_of,
     labels_in,
     match_features,
+    notes_on_single_rows,
     read_all,
 )
 from .scaling import features_with_gaps, inputs_of, measure_scale, samples_of, sequences_of
 from .shares import divide
 from .task import Index, Samples, Sequences, pairs_of_text
-
-# Values of options that have no meaning for samples without time, and what to do instead.
-VALUES_OF_TIME = {
-    "kind": ("next",),
-    "at": ("every",),
-    "missing": ("ffill",),
-    "irregular": ("allow",),
-}
-ADVICE_ON_TIME = {
-    "kind": "Pass --kind classify, regress or reconstruct.",
-    "missing": "Pass --missing drop or --missing mask.",
-}
 
 
 class Data(JudgedCollection):
@@ -134,6 +132,9 @@ class Data(JudgedCollection):
         standardise: bool = True,
         missing: str = "refuse",
         irregular: str = "refuse",
+        categorical: ColumnNames = None,
+        gaps: bool = False,
+        dates: str | None = None,
         overlap: str = "refuse",
         sep: str | None = None,
         decimal: str = ".",
@@ -162,6 +163,9 @@ class Data(JudgedCollection):
         missing       "refuse" missing values, "drop" their rows, "ffill" them with the row before,
                       or "mask" them: zero, and another input is 1 there
         irregular     "refuse" or "allow" unequal time steps
+        categorical   features that hold words, or "auto" for every one that does: an input for each
+                      word
+        gaps          whether the time since the row before is an input; allows unequal time steps
         overlap       "refuse" or "allow" sequences that are in two files
         dtype         "float32" or "float64"
         rows          "steps" of sequences; or "samples", for a network without time: a row of a
@@ -183,6 +187,10 @@ class Data(JudgedCollection):
         check_choice("overlap", overlap, ("refuse", "allow"))
         check_choice("dtype", dtype, ("float32", "float64"))
         check_window(window, kind)
+        categorical = column_names(categorical) or ()
+        check_encoding_options(categorical, gaps, kind, rows)
+        if gaps:
+            irregular = "allow"
         if rows == "samples":
             refuse_options_of_time(
                 time=time, at=at, window=window, kind=kind, missing=missing, irregular=irregular
@@ -196,6 +204,7 @@ class Data(JudgedCollection):
             "decimal": decimal,
             "thousands": thousands,
             "header": header,
+            "dates": dates,
             "missing": missing,
         }
         target = column_names(target)
@@ -211,11 +220,14 @@ class Data(JudgedCollection):
             at,
             max_bytes=max_bytes,
             rows=rows,
+            categorical=categorical,
             wide=wide,
             **reading,
         )
-        sheets = read_all(paths, options)
+        sheets = align_categories(read_all(paths, options))
         first = sheets["train"]
+        reading["dates"] = first.columns.get("dates", dates)  # as the column tells
+        refuse_unfit_words(first, reads, categorical)
         if wide:
             reading |= {"wide": True, "steps": list(first.steps)}
         if kind is None:
@@ -232,7 +244,7 @@ class Data(JudgedCollection):
             cuts[name] = cut_into_pieces(filled, kind, at, window, missing)
         if overlap == "refuse":
             refuse_overlap(cuts)
-        notes = list(first.notes)
+        notes = [*first.notes, *notes_on_single_rows(first)]
         for name, cut in cuts.items():
             notes += cut.sheet.notes[len(sheets[name].notes) :]  # on gaps that were dealt with
             notes += cut.notes
@@ -246,6 +258,7 @@ class Data(JudgedCollection):
             notes.append(f"{copies} held-out {unit}s have the same inputs as a training {unit}")
         scale = measure_scale(first, parts["train"], kind, at, standardise)
         notes += notes_on_constants(scale.constant, first)
+        encodings = measure_encodings(parts["train"], standardise, gaps)
         files = {}
         for name, path in paths.items():
             if path is not None:
@@ -267,11 +280,15 @@ class Data(JudgedCollection):
             dtype=dtype,
             reading={**reading, "irregular": irregular},
             files=files,
+            **encodings._asdict(),
         )
         arrange: Callable[[Part, np.ndarray, Description], Sequences | Samples] = sequences_of
         if first.shape is not None:
             description = SampleDescription(**vars(description), shape=list(first.shape))
             arrange = samples_of
+        notes += notes_on_encodings(cuts["train"].sheet, description)
+        for cut in cuts.values():
+            notes += notes_on_words(cut.sheet, description)
         inputs = {name: inputs_of(cut.sheet, description) for name, cut in cuts.items()}
         sets = {}
         for name, part in parts.items():
@@ -307,7 +324,7 @@ class Data(JudgedCollection):
             whole: Read each sequence as a whole where the network was trained on windows with one
                 target each.
             **reading: Options that differ in this file: id, time, sep, decimal, thousands, header,
-                missing, irregular, max_bytes.
+                dates, missing, irregular, max_bytes.
         """
         d = Description.of(description)
         known = PREDICTION_OPTIONS
@@ -329,6 +346,7 @@ class Data(JudgedCollection):
             kind="next",  # the file needs no targets; those it has are not taken for features
             rows="steps" if d.sample_shape is None else "samples",
             use="predict",
+            categorical=tuple(d.categories),
             **how,
         )
         sheet = match_features(read(path, options), d)
@@ -387,45 +405,6 @@ class Data(JudgedCollection):
         mean, std = (scale.reshape(-1, *(1 for _ in shape[1:])) for scale in scales)
         images = values.double().reshape(-1, *shape) * std + mean
         return images if len(shape) == 3 else images[:, None]
-
-
-def check_choice(flag: str, value: str, known: tuple[str, ...]) -> None:
-    """Refuse a value that is not one of `known`."""
-    if value not in known:
-        raise ConfigError(f"--{flag} must be {' or '.join(known)}; got {value!r}.")
-
-
-def check_window(window: object, kind: str | None) -> None:
-    """Refuse a window that is not a whole number of rows, two or more to predict the next."""
-    least = 2 if kind == "next" else 1
-    if window is not None and (type(window) is not int or window < least):
-        raise ConfigError(
-            f"--window must be a whole number of rows, at least {least}; got {window!r}."
-        )
-
-
-def check_noise(noise: float, kind: str | None, missing: str) -> None:
-    """Refuse noise where inputs are not reconstructed, and masks where they are."""
-    real("noise", noise, least=0)
-    if noise and kind != "reconstruct":
-        raise ConfigError(
-            f"--noise {noise:g} is on inputs that are to be reconstructed: pass --kind reconstruct."
-        )
-    if kind == "reconstruct" and missing == "mask":
-        raise ConfigError(
-            "--missing mask adds inputs that cannot be reconstructed. Pass --missing drop."
-        )
-
-
-def refuse_options_of_time(**given: object) -> None:
-    """Refuse options that have no meaning for samples without time; given: options by name."""
-    for name, value in given.items():
-        is_of_time = value in VALUES_OF_TIME.get(name, ())
-        if is_of_time or (name in ("time", "window") and value not in (None, "")):
-            raise ConfigError(
-                f"--{name} {one_line(value)} needs sequences of time steps; the rows here are "
-                f"samples without time. {ADVICE_ON_TIME.get(name, 'Leave it out.')}"
-            )
 
 
 def notes_on_constants(constant: list[str], first: Sheet) -> list[str]:

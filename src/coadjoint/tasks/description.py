@@ -19,10 +19,18 @@ JsonDict = dict[str, Any]  # values of plain JSON types
 
 SAMPLE_KINDS = ("classify", "regress", "reconstruct")  # of samples without time
 MOST_AXES = 7  # of a sample without time
-READING_OPTIONS = {"sep", "decimal", "thousands", "header", "missing", "irregular"}
+READING_OPTIONS = {"sep", "decimal", "thousands", "header", "dates", "missing", "irregular"}
 # What may differ in a file to predict from: where its columns are, and how it is read.
 PREDICTION_OPTIONS = READING_OPTIONS | {"id", "time", "max_bytes"}
 WIDE_OPTIONS = {"wide", "steps"}  # of a wide table: that it is one, and the columns of its steps
+KINDS_OF_READING = {
+    "header": bool,
+    "sep": str | None,
+    "dates": str | None,
+    "wide": bool,
+    "steps": list,
+}
+Gap = dict[str, float]  # usual, mean, std and dates (0 or 1): see `encoding`
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,11 @@ class Description:
     dtype: str
     reading: JsonDict  # the READING_OPTIONS, and of a wide table the WIDE_OPTIONS
     files: dict[str, dict[str, str]] = field(default_factory=dict)
+    categories: dict[str, list[str]] = field(default_factory=dict)  # the words of such features
+    # The share of each word in training; of one more that stands for all other words, if they
+    # share an input.
+    shares: dict[str, list[float]] = field(default_factory=dict)
+    gap: Gap = field(default_factory=dict)  # {} without an input for the time since the row before
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @property
@@ -64,14 +77,52 @@ class Description:
         shape = self.sample_shape
         if shape is None:
             return None
-        with_masks = (shape[0] + len(self.masked), *shape[1:])
+        with_masks = (self.width, *shape[1:])
         # An autoencoder reads and writes vectors.
         return (math.prod(with_masks),) if self.kind == "reconstruct" else with_masks
 
     @property
     def inputs(self) -> int:
         """The inputs of a network: those of a time step, or the entries of a sample."""
-        return math.prod(self.input_shape or (len(self.features) + len(self.masked),))
+        return math.prod(self.input_shape or (self.width,))
+
+    @property
+    def width(self) -> int:
+        """The inputs of a step, or the channels of a sample."""
+        of_words = sum(map(len, self.shares.values()))
+        numbers = len(self.features) - len(self.categories)
+        return numbers + len(self.masked) + of_words + bool(self.gap)
+
+    @property
+    def numeric(self) -> list[str]:
+        """The features that are numbers."""
+        return [name for name in self.features if name not in self.categories]
+
+    @property
+    def input_names(self) -> list[str]:
+        """A name for each input of a step, or for each channel of a sample: "city = Rome"."""
+        return [name for name, _ in self.list_inputs()]
+
+    @property
+    def input_columns(self) -> list[str]:
+        """The column of the file that each input of a step is made from."""
+        return [column for _, column in self.list_inputs()]
+
+    def list_inputs(self) -> list[tuple[str, str]]:
+        """Return (name, column) of each input of a step, in order.
+
+        They are the numbers, marks of missing values, words, and the time since the row before.
+        """
+        inputs = [(name, name) for name in self.numeric]
+        inputs += [(f"{name} (missing)", name) for name in self.masked]
+        for name, words in self.categories.items():
+            inputs += [(f"{name} = {word}", name) for word in words]
+            if len(self.shares[name]) > len(words):
+                inputs.append((f"{name} (other)", name))
+        if self.gap:
+            time = self.columns["time"]
+            inputs.append((f"{time} (gap)", time))
+        return inputs
 
     @property
     def outputs(self) -> int:
@@ -97,7 +148,9 @@ class Description:
         """
         is_of_samples = isinstance(given, dict) and "shape" in given
         cls = SampleDescription if is_of_samples else Description
-        if not isinstance(given, dict) or {f.name for f in fields(cls)} != set(given):
+        known = {f.name for f in fields(cls)}
+        optional = {"categories", "shares", "gap"}  # since 0.9.0
+        if not isinstance(given, dict) or known - optional != set(given) - optional:
             raise DataError(
                 "the model's description of its data is damaged: its keys are not those expected."
             )
@@ -133,14 +186,32 @@ class Description:
         yield "columns", set(columns) == {"id", "time"} and are_words(list(columns.values()))
         yield "window", self.window is None or (type(self.window) is int and self.window > 0)
         yield "dtype", self.dtype in ("float32", "float64")
+        yield from self.check_encodings()
         yield (
             "reading",
             isinstance(self.reading, dict) and set(self.reading) <= READING_OPTIONS | WIDE_OPTIONS,
         )
         for name, value in self.reading.items():
-            kinds = {"header": bool, "sep": str | None, "wide": bool, "steps": list}.get(name, str)
+            kinds = KINDS_OF_READING.get(name, str)
             yield f"reading.{name}", isinstance(value, kinds)
         yield "reading.steps", are_different_words(self.reading.get("steps", []))
+
+    def check_encodings(self) -> Iterator[tuple[str, bool]]:
+        """Yield each field on words and gaps and whether it is valid, as `check_fields` does."""
+        yield "categories", isinstance(self.categories, dict)
+        yield "categories", set(self.categories) <= set(self.features)
+        yield "categories", all(map(are_different_words, self.categories.values()))
+        yield "shares", isinstance(self.shares, dict)
+        yield "shares", set(self.shares) == set(self.categories)
+        for name, words in self.categories.items():
+            shares = self.shares[name]
+            yield "shares", are_finite(shares) and len(shares) - len(words) in (0, 1)
+            yield "shares", 0 < len(shares) <= MAX_COUNT
+        yield "gap", isinstance(self.gap, dict)
+        yield "gap", set(self.gap) in (set(), {"usual", "mean", "std", "dates"})
+        if self.gap:
+            yield "gap", are_finite(list(self.gap.values()))
+            yield "gap", self.gap["usual"] > 0 and self.gap["std"] > 0
 
 
 @dataclass(frozen=True)
@@ -169,7 +240,7 @@ class SampleDescription(Description):
         yield "at", self.at == "last"
         yield "window", self.window is None
         if self.kind == "reconstruct":
-            yield "masked", not self.masked
+            yield "masked", not self.masked and not self.categories
             yield "target_std", len(self.target_std) == len(self.features)
 
 

@@ -97,7 +97,10 @@ class ClassTally:
 
     def __init__(self, classes: int, names: Sequence[str]) -> None:
         self.names = names
-        self.confusion = np.zeros((classes, classes), np.int64)  # [class, prediction]
+        # of each class: its entries, how often it is predicted, and how often rightly
+        self.entries = np.zeros(classes, np.int64)
+        self.predicted = np.zeros(classes, np.int64)
+        self.hits = np.zeros(classes, np.int64)
         self.log_loss = 0.0  # summed over entries
         self.kept: list[tuple[np.ndarray, np.ndarray]] = []  # p and y of each batch, for the AUC
 
@@ -105,9 +108,11 @@ class ClassTally:
         """Take a [n, classes] and the class numbers y [n]."""
         a = a.detach().double().cpu()
         y = y.detach().long().cpu()
-        K = len(self.confusion)
-        pairs = (y * K + a.argmax(-1)).numpy()
-        self.confusion += np.bincount(pairs, minlength=K * K).reshape(K, K)
+        K = len(self.entries)
+        guess = a.argmax(-1)
+        self.entries += np.bincount(y.numpy(), minlength=K)
+        self.predicted += np.bincount(guess.numpy(), minlength=K)
+        self.hits += np.bincount(y[guess == y].numpy(), minlength=K)
         if "log-loss" in self.names:
             log_p = torch.log_softmax(a, -1)
             self.log_loss -= float(log_p.gather(-1, y[:, None]).sum())
@@ -116,11 +121,11 @@ class ClassTally:
 
     def values(self) -> dict[str, float]:
         """Return the metrics of all entries so far, by name."""
-        count = int(self.confusion.sum())
+        count = int(self.entries.sum())
         values = {
-            "accuracy": ratio(float(np.trace(self.confusion)), count),
-            "balanced-accuracy": balanced_accuracy(self.confusion),
-            "f1": macro_f1(self.confusion),
+            "accuracy": ratio(float(self.hits.sum()), count),
+            "balanced-accuracy": mean_share(self.hits, self.entries),
+            "f1": mean_share(2 * self.hits, self.entries + self.predicted),
             "log-loss": ratio(self.log_loss, count),
         }
         if self.kept:
@@ -135,27 +140,18 @@ def ratio(total: float, count: float) -> float:
     return total / count if count else math.nan
 
 
-def balanced_accuracy(confusion: np.ndarray) -> float:
-    """Return the mean recall of the classes that occur; confusion [class, prediction] counts.
+def mean_share(parts: np.ndarray, wholes: np.ndarray) -> float:
+    """Return the mean over classes of part / whole; those whose whole is 0 are left out.
 
-    Example:
+    Example: of 8 entries all are recognised, and of 2 one is.
         >>> import numpy as np
-        >>> from coadjoint.tasks.metrics import balanced_accuracy
-        >>> balanced_accuracy(np.array([[8, 0], [1, 1]]))
+        >>> from coadjoint.tasks.metrics import mean_share
+        >>> mean_share(np.array([8, 1]), np.array([8, 2]))
         0.75
     """
-    size = confusion.sum(1)
-    occurs = size > 0
-    recall = np.diag(confusion)[occurs] / size[occurs]
-    return float(recall.mean()) if len(recall) else math.nan
-
-
-def macro_f1(confusion: np.ndarray) -> float:
-    """Return the mean F1 of the classes that occur or are predicted; confusion as above."""
-    size = confusion.sum(0) + confusion.sum(1)  # 2 TP + FP + FN
-    occurs = size > 0
-    f1 = 2 * np.diag(confusion)[occurs] / size[occurs]
-    return float(f1.mean()) if len(f1) else math.nan
+    occurs = wholes > 0
+    shares = parts[occurs] / wholes[occurs]
+    return float(shares.mean()) if len(shares) else math.nan
 
 
 def one_versus_rest_auc(p: np.ndarray, y: np.ndarray) -> float:

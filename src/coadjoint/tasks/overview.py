@@ -140,7 +140,10 @@ class Overview:
         """What is predicted, and the classes with their counts."""
         names = shorten(self.predicted)
         if self.kind == "next":
-            return [("predicts", f"the next step of every feature: {names}")]
+            which = "every feature"
+            if len(self.predicted) < len(self.features):
+                which = "every feature that is a number"
+            return [("predicts", f"the next step of {which}: {names}")]
         if self.kind == "reconstruct":
             return [("predicts", "the inputs themselves")]
         where = " at every step" if self.at == "every" else ""
@@ -203,7 +206,7 @@ def make_overview(
     """
     first = sheets["train"]
     d = description
-    predicted = d.features if d.kind in ("next", "reconstruct") else d.targets
+    predicted = d.numeric if d.kind in ("next", "reconstruct") else d.targets
     said_by_counts: set[str] = set()
     for name, cut in cuts.items():
         said_by_counts.update(cut.sheet.notes[len(sheets[name].notes) :])
@@ -297,15 +300,17 @@ def advise_on_time(name: str, others: Sequence[str], sheet: Sheet) -> str:
     """Return what to do about a feature that may be a time; others: features that are not."""
     if not sheet.has_names:
         return "If it is one, leave it out of the array."
+    if not others:
+        return "If it is one, there is no other feature to learn from."
     ways = []
     role = "id" if sheet.shape is not None else "time"
     if not sheet.columns.get(role):
         ways.append(f"--{role} {quote(name)}")
-    if others and len(others) <= NAMES_SHOWN:
+    if len(others) <= NAMES_SHOWN:
         ways.append(f"--features {quote(','.join(others))}")
-    elif others:
+    else:
         ways.append("--features with the columns to use")
-    return f"If it is one, pass {' or '.join(ways)}." if ways else ""
+    return f"If it is one, pass {' or '.join(ways)}."
 
 
 def equal_steps(sheet: Sheet) -> dict[str, float]:
@@ -322,6 +327,8 @@ def equal_steps(sheet: Sheet) -> dict[str, float]:
         return {}
     found = {}
     for j, name in enumerate(sheet.features):
+        if name in sheet.categories:
+            continue
         column = sheet.u[:, j]
         steps = column[rows] - column[rows - 1]
         # A difference of two large numbers is only as exact as they are.

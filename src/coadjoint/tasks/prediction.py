@@ -15,6 +15,7 @@ from ..objectives.batch import Batch
 from .asked import AskedRows
 from .cutting import Piece, PreparedSheet
 from .description import Description
+from .encoding import notes_on_words
 from .files.kept import Column
 from .files.sheet import quote_names
 from .scaling import arrange_samples
@@ -42,7 +43,8 @@ class Prediction:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was chosen or left out when the file was read."""
-        return self.cut.sheet.notes + self.cut.notes
+        of_words = notes_on_words(self.cut.sheet, self.description)
+        return (*self.cut.sheet.notes, *self.cut.notes, *of_words)
 
     @property
     def ids(self) -> list[str]:
@@ -171,7 +173,7 @@ class Prediction:
         d = self.description
         predicted = d.targets
         if d.kind == "next":
-            predicted = d.features
+            predicted = d.numeric
         elif d.kind == "reconstruct":
             predicted = entry_names(d)
         names = ["prediction"]

@@ -17,6 +17,7 @@ from .files.sheet import Options, Problems, Sheet, quote_names
 REAL_LABEL = re.compile(
     r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?|[+-]?(nan|inf)", re.ASCII
 )
+WHOLE_REAL_LABEL = re.compile(r"^([+-]?\d{1,300})\.0*$", re.ASCII)
 WHOLE_LABEL = re.compile(r"[+-]?\d{1,300}", re.ASCII)
 
 
@@ -59,6 +60,8 @@ def options_like(first: Sheet, options: Options) -> Options:
         time=first.columns["time"],
         target=first.targets,
         features=first.features,
+        categorical=tuple(first.categories),
+        dates=first.columns.get("dates", options.dates),
     )
 
 
@@ -124,8 +127,15 @@ def kind_of(sheet: Sheet) -> str:
 
 def labels_in(sheet: Sheet) -> list[str]:
     """Return the classes in the target column of a sheet."""
+    return labels_of(label_words(sheet), f"{sheet.path} column '{one_line(sheet.targets[0])}'")
+
+
+def label_words(sheet: Sheet) -> list[str]:
+    """Return the labels of a sheet, with 1.0 as 1: a data frame writes it so beside a gap."""
     assert sheet.y is not None
-    return labels_of(sheet.y.tolist(), f"{sheet.path} column '{one_line(sheet.targets[0])}'")
+    words: list[str] = sheet.y.tolist()
+    plain = {word: WHOLE_REAL_LABEL.sub(r"\1", word) for word in set(words)}
+    return [plain[word] for word in words]
 
 
 def labels_of(words: Iterable[str], where: str) -> list[str]:
@@ -162,9 +172,8 @@ def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
     labels: the classes, in the order of their numbers. y is then [N, 1], or [n, 1] with a label for
     each sequence. A label that does not occur in the training file is refused.
     """
-    assert sheet.y is not None
     number = {word: float(k) for k, word in enumerate(labels)} | {"": math.nan}
-    words = sheet.y.tolist()
+    words = label_words(sheet)
     first_row: dict[str, int] = {}
     for row, word in enumerate(words):
         first_row.setdefault(word, row)
@@ -211,10 +220,24 @@ def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
     why = "the target changes within sequences"
     if is_constant_within:
         why = "there is one sequence"
+    if sheet.may_hold_samples:
+        raise DataError(
+            f"{sheet.path} has neither an id nor a time column, so its {len(sheet.u):,} rows are "
+            "one sequence. If each row is a sample of its own, pass --chain 64x2, a network "
+            "without time. If rows are steps in time, pass --at every to predict the target at "
+            "each of them, or --kind next to predict the next row."
+        )
     raise DataError(
         f"{sheet.path}: {why}. Pass --at every to predict it at each row, --at last to predict "
         "that of the last row."
     )
+
+
+def notes_on_single_rows(sheet: Sheet) -> list[str]:
+    """Return a note on sequences of one row each, which may be meant as samples."""
+    if sheet.shape is not None or len(sheet.lengths) < 2 or sheet.lengths.max() > 1:
+        return []
+    return [f"every sequence of {sheet.path} has one row: for samples without time, pass --chain"]
 
 
 def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:
@@ -257,7 +280,7 @@ def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) ->
     elif missing == "ffill":
         sheet = fill_forward(sheet)
     if irregular == "refuse":
-        refuse_irregular(sheet, ", or pass --irregular allow")
+        refuse_irregular(sheet, ", or pass --irregular allow or --gaps")
     return sheet
 
 

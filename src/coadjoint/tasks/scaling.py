@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import DataError, one_line
 from .cutting import Part, Piece, PreparedSheet
 from .description import Description
+from .encoding import encode_categories, encode_gap
 from .files.samples import samples_of_rows
 from .files.sheet import Sheet, quote_names
 from .task import Origin, Samples, Sequences
@@ -73,6 +74,7 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
     for _, start, stop in part.pieces:
         is_used[start:stop] = True
     u = part.cut.sheet.u[is_used]
+    of_words = np.isin(first.features, list(first.categories))
     absent = names_where(first.features, np.isnan(u).all(0))
     if absent:
         raise DataError(
@@ -80,16 +82,20 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
             "missing. Leave the column out with --features."
         )
     mean, std = scale_of(u, standardise)
+    mean = np.where(of_words, 0.0, mean)  # the numbers of words are not scaled
+    std = np.where(of_words, 1.0, std)
     constant = names_where(first.features, is_constant(u))
     if kind == "classify":
         return Scale(mean.tolist(), std.tolist(), [], [], constant)
     if kind in ("next", "reconstruct"):
-        if len(constant) == len(first.features):
+        if set(constant) | set(first.categories) == set(first.features):
             what = "no next step" if kind == "next" else "nothing"
             raise DataError(
                 f"{first.path}: every feature is constant, so there is {what} to learn."
             )
-        return Scale(mean.tolist(), std.tolist(), mean.tolist(), std.tolist(), constant)
+        t_mean = mean[~of_words]  # words are inputs only
+        t_std = std[~of_words]
+        return Scale(mean.tolist(), std.tolist(), t_mean.tolist(), t_std.tolist(), constant)
     y = np.vstack(part.targets(at))
     if is_constant(y).any():
         name = first.targets[int(np.flatnonzero(is_constant(y))[0])]
@@ -104,8 +110,9 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
 def inputs_of(sheet: Sheet, description: Description, otherwise: str = OTHER_SCALES) -> np.ndarray:
     """Return the inputs of all rows, [N, inputs].
 
-    They are (u - mean) / std, zero where missing, and then for each masked feature an input that
-    is 1 where it is missing. otherwise: ends the advice on values that are too large.
+    They are (u - mean) / std, zero where missing, for each masked feature an input that is 1 where
+    it is missing, and those of words and gaps in time: see `Description.list_inputs`. otherwise:
+    ends the advice on values that are too large.
     """
     gaps = np.isnan(sheet.u)
     for j in np.flatnonzero(gaps.any(0)):
@@ -124,7 +131,12 @@ def inputs_of(sheet: Sheet, description: Description, otherwise: str = OTHER_SCA
     u = cast(scaled, description.dtype, place, otherwise)
     masked_columns = [sheet.features.index(name) for name in description.masked]
     is_missing = gaps[:, masked_columns].astype(u.dtype)
-    return np.concatenate([np.where(gaps, 0, u), is_missing], 1)
+    numbers = np.where(gaps, 0, u)
+    if description.categories:
+        numbers = numbers[:, [sheet.features.index(name) for name in description.numeric]]
+    of_words = encode_categories(sheet, description)
+    of_gaps = encode_gap(sheet, description)
+    return np.concatenate([numbers, is_missing, *of_words, *of_gaps], 1)
 
 
 def cast(
@@ -162,10 +174,12 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
         description: How the data are scaled.
     """
     if description.kind == "next":
-        # Without the inputs that mark what is missing. A missing value, 0 as an input, is NaN as a
-        # target, which then has no weight in the loss.
-        missing = np.isnan(part.cut.sheet.u)
-        next_u = np.where(missing, np.nan, u[:, : len(description.features)])
+        # The numbers alone, which come first. A missing value, 0 as an input, is NaN as a target,
+        # which then has no weight in the loss.
+        sheet = part.cut.sheet
+        columns = [sheet.features.index(name) for name in description.numeric]
+        missing = np.isnan(sheet.u[:, columns])
+        next_u = np.where(missing, np.nan, u[:, : len(columns)])
         next_u = next_u.astype(description.dtype)
         before = []
         after = []

@@ -3,8 +3,12 @@
 source   opening, reading and decoding a file
 packed   compressed tables in text
 sheet    Options, Problems, and the Sheet that a file is read into
+dates    dates and times as people write them
 index    the index of a data frame, which is left out
 parsing  cells as numbers and times
+columns  Roles and TableColumns: the columns of a table
+ordering the rows of a table by sequence and time
+words    columns of words among the features
 wide     tables with one row for each sequence
 table    the roles of columns, and a long table as sequences
 text     .csv .tsv .txt: rows, and a table

@@ -124,6 +124,10 @@ class ArrayRows:
         """A row of the file, in words: "d.npy row 17"."""
         return f"{self.path} row {row}"
 
+    def holds_dates(self, name: str) -> bool:
+        """False: an array holds numbers."""
+        return False
+
     def close(self) -> None:
         """Do nothing: the mapping ends with this object."""
 

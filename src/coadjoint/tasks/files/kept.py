@@ -6,12 +6,13 @@ import io
 import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import DataError, one_line
+from .arrow import ArrowRows
+from .packed import table_suffix, unpack
 from .parquet import ParquetRows
 from .sheet import Options, Problems, quote_names
 from .source import LoadedFile, load_file
@@ -44,13 +45,14 @@ def read_columns(
     path: str | os.PathLike[str], options: Options, names: Sequence[str] | None
 ) -> list[Column]:
     """Read columns of a table, whatever they hold; names: which, None for all."""
-    suffix = Path(path).suffix.lower()
+    suffix = table_suffix(path)
     if suffix not in COLUMN_READERS or os.path.isdir(path):
         raise DataError(
             f"{one_line(path, 4096)} has no columns to keep: it is no table. Leave out --keep; the "
             "column 'row' says which entry a prediction belongs to."
         )
-    return COLUMN_READERS[suffix](load_file(path, options.max_bytes), options, names)
+    source = unpack(load_file(path, options.max_bytes), options.max_bytes)
+    return COLUMN_READERS[suffix](source, options, names)
 
 
 def choose_columns(path: str, names: Sequence[str] | None, known: Sequence[str]) -> list[str]:
@@ -71,7 +73,8 @@ def read_text_columns(
 ) -> list[Column]:
     """The cells of a table in text, as they are written."""
     rows = TextRows.from_file(source, options, Problems(source.path))
-    chosen = choose_columns(source.path, names, rows.names)
+    # All are those with a name, without the index of a data frame.
+    chosen = choose_columns(source.path, names or rows.data_names, rows.names)
     index = [rows.names.index(name) for name in chosen]
     cells: list[list[str]] = [[] for _ in chosen]
     for _, row in rows:
@@ -86,7 +89,19 @@ def read_parquet_columns(
 ) -> list[Column]:
     """The columns of a Parquet file, with their types."""
     file = ParquetRows(source.path, io.BytesIO(source.data))
-    chosen = choose_columns(source.path, names, file.names)
+    return read_typed_columns(file, names)
+
+
+def read_arrow_columns(
+    source: LoadedFile, options: Options, names: Sequence[str] | None
+) -> list[Column]:
+    """The columns of an Arrow file, with their types."""
+    return read_typed_columns(ArrowRows(source, options.max_bytes), names)
+
+
+def read_typed_columns(file: ParquetRows, names: Sequence[str] | None) -> list[Column]:
+    """The columns of a file of Parquet or Arrow, whose names and types are known."""
+    chosen = choose_columns(file.path, names, file.names)
     try:
         arrays = file.read_columns(chosen)
         return [Column(name, array.to_pylist(), array) for name, array in arrays.items()]
@@ -101,6 +116,8 @@ COLUMN_READERS: dict[str, ColumnReader] = {
     ".txt": read_text_columns,
     ".parquet": read_parquet_columns,
     ".pq": read_parquet_columns,
+    ".arrow": read_arrow_columns,
+    ".feather": read_arrow_columns,
 }
 
 

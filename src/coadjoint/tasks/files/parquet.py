@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import DataError, MissingError, error_text, one_line
+from .columns import Roles, TableColumns
+from .dates import is_date
 from .index import ARROW_INDEX, ARROW_NOTE, is_asked_for
-from .parsing import EXACT_BELOW, explain_inexact, or_without_column
+from .parsing import EXACT_BELOW, explain_inexact, or_without_column, parse_times
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, open_file, refuse_if_too_large
-from .table import KIND_ADVICE, Roles, TableColumns, assign_roles, sheet_from_columns
+from .table import AUTO, KIND_ADVICE, assign_roles, sheet_from_columns
 from .wide import choose_steps
+from .words import Survey, advise_on_words, choose_categorical
 
 if TYPE_CHECKING:
     Arrow = Any  # pyarrow has no types: its module, its arrays and their types
@@ -23,9 +27,10 @@ if TYPE_CHECKING:
 # The kinds of column that may have a role.
 KINDS_BY_ROLE = {
     "id": ("words", "whole"),
-    "time": ("whole", "number", "time"),
+    "time": ("whole", "number", "time", "words"),
     "target": ("words", "whole", "number", "bool"),
     "feature": ("whole", "number", "bool"),
+    "categorical": ("words", "whole", "number", "bool"),
 }
 ROWS_PER_BATCH = 4096  # of a stream
 
@@ -102,6 +107,31 @@ class ParquetRows:
         except Exception as error:
             raise self.damage_error(error, f" row {number + 1}") from None
 
+    def kind(self, name: str) -> str:
+        """What a column can hold: see `kind_of_column`."""
+        return kind_of_column(self.pa, self.schema.field(name).type)
+
+    def holds_dates(self, name: str) -> bool:
+        """Whether a column holds times, or its first text is a date."""
+        kind = self.kind(name)
+        if kind != "words":
+            return kind == "time"
+        try:
+            batch = next(self.file.iter_batches(batch_size=ROWS_PER_BATCH, columns=[name]))
+            return is_date(next(filter(None, batch.column(0).to_pylist()), ""))
+        except Exception as error:
+            raise self.damage_error(error) from None
+
+    def survey_columns(self, names: Sequence[str], options: Options) -> dict[str, Survey]:
+        """What the cells of those of these columns hold that are of text."""
+        surveys = {}
+        for name in names:
+            if self.kind(name) == "words":
+                surveys[name] = Survey()
+                words = to_words(self.pa, self.read_columns([name])[name])
+                surveys[name].add(range(1, len(words) + 1), words, options)
+        return surveys
+
     def place(self, row: int) -> str:
         """A row of the file, in words: "d.parquet row 17"."""
         return f"{self.path} row {row}"
@@ -137,11 +167,13 @@ def read_typed(
     is_index_left_out = ARROW_INDEX in names and not is_asked_for(ARROW_INDEX, options)
     if is_index_left_out:
         names = [name for name in names if name != ARROW_INDEX]
-    roles = assign_roles(names, options, problems)
+    roles = assign_roles(names, options, problems, file.holds_dates)
     if is_index_left_out:
         roles = replace(roles, notes=(ARROW_NOTE, *roles.notes))
     if options.wide:
         roles = choose_steps(roles, options, problems)
+    if options.categorical == AUTO:
+        roles = choose_categorical(roles, file.survey_columns(roles.features, options))
     # Each column once, in this order; "" stands for none.
     with_role = dict.fromkeys((roles.id, roles.time, *roles.targets, *roles.features))
     used = [name for name in with_role if name]
@@ -151,12 +183,21 @@ def read_typed(
     for name in used:
         arrow_type = file.schema.field(name).type
         expected = kinds_for(name, roles, options)
-        if kind_of_column(file.pa, arrow_type) not in expected:
-            otherwise = options.advise(", or leave it out with --features", "")
-            problems.add(
-                f"{source.path} column '{one_line(name)}': type {one_line(arrow_type, 80)} cannot "
-                f"be used here; expected {', '.join(expected)}. Cast the column{otherwise}."
-            )
+        kind = file.kind(name)
+        if kind in expected:
+            continue
+        advice = f"Cast the column{options.advise(', or leave it out with --features', '')}."
+        if kind in ("words", "time") and name not in (roles.id, roles.time):
+            holds = "dates" if file.holds_dates(name) else "words"
+            usable = []
+            for other in roles.features:
+                if file.kind(other) in kinds_for(other, roles, options):
+                    usable.append(other)
+            advice = advise_on_words(name, holds, usable, roles, options)
+        problems.add(
+            f"{source.path} column '{one_line(name)}': type {one_line(arrow_type, 80)} cannot be "
+            f"used here; expected {', '.join(expected)}. {advice}"
+        )
     problems.raise_if_any()
     try:
         return make_sheet(file, source, roles, file.read_columns(used), options, problems)
@@ -174,6 +215,8 @@ def kinds_for(name: str, roles: Roles, options: Options) -> tuple[str, ...]:
         return KINDS_BY_ROLE["id"]
     if name in roles.targets and options.kind != "regress":
         return KINDS_BY_ROLE["target"]
+    if name in roles.categorical:
+        return KINDS_BY_ROLE["categorical"]
     return KINDS_BY_ROLE["feature"]
 
 
@@ -216,8 +259,9 @@ def make_sheet(
         is_target = name in roles.targets
         is_label = is_target and (kind in ("words", "bool") or options.kind == "classify")
         if name == roles.time:
-            read_times(file.pa, array, columns, problems, lambda row: where(row, roles.time))
-        elif name == roles.id or is_label:
+            place = functools.partial(where, column=name)
+            read_times(file.pa, array, columns, options, problems, place)
+        elif name == roles.id or name in roles.categorical or is_label:
             columns.words[name] = to_words(file.pa, array)
         elif is_target and options.kind is None:
             problems.add(
@@ -237,6 +281,7 @@ def read_times(
     pa: Arrow,
     array: Arrow,
     columns: TableColumns,
+    options: Options,
     problems: Problems,
     where: Callable[[int], str],
 ) -> None:
@@ -244,9 +289,17 @@ def read_times(
 
     where: puts a row, counted from 1, in words.
     """
+    columns.stamps = to_words(pa, array)
+    if kind_of_column(pa, array.type) == "words":
+        times = parse_times(columns.stamps, options)
+        columns.time = times.time
+        columns.has_dates = times.has_dates
+        columns.date_order = times.order
+        for i, complaint in times.wrong:
+            problems.add(f"{where(i + 1)}: {complaint}", "time")
+        return
     for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
         problems.add(f"{where(int(row) + 1)}: the time is missing. Fill it in.", "time")
-    columns.stamps = to_words(pa, array)
     columns.has_dates = kind_of_column(pa, array.type) == "time"
     if columns.has_dates:
         zone = getattr(array.type, "tz", None)

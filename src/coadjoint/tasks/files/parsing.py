@@ -10,27 +10,28 @@ import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from ...errors import one_line
+from .dates import NO_TIME, is_date, parse_dates
 from .sheet import Options
 
 # Texts of a missing number, in any case.
 MISSING_TEXTS = frozenset({"", "nan", "na", "n/a", "#n/a", "null", "none", "?"})
+TRUTH = {"true": 1.0, "false": 0.0}  # in any case
 # Characters of plain numbers, by the decimal separator.
 NUMBER_CHARACTERS = {".": b"0123456789+-eE.", ",": b"0123456789+-eE,"}
 EXACT_BELOW = 2**53  # beyond it, doubles skip whole numbers
 FIX_OR_BLANK = "Fix the value, or leave the cell blank and pass --missing"
 FIX = f"{FIX_OR_BLANK} drop|ffill|mask."
-NO_TIME = "the time is missing. Fill it in."
 
 # Patterns of cells that look like numbers but are not, and what to do about them.
 NEAR_NUMBERS = (
     (r"[+-]?inf(inity)?", "is not finite. Fix the value."),
     (r"[+-]?0x[0-9a-f]+", "is hexadecimal, which is not supported. Write it in decimal."),
     (r"[+-]?\d+(_\d+)+(\.\d+)?", "has underscores. Write the digits alone."),
-    (r"true|false", "is a word, not a number. Write 1 and 0."),
     (
         r"[+-]?\d{1,3}(,\d{3})+",
         "is ambiguous. Pass --thousands ',' if the comma groups digits, --decimal ',' if it is the "
@@ -57,10 +58,15 @@ def number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
 
 
 def parse_number(cell: str, options: Options) -> float | str:
-    """The number in a cell, NaN where it is missing, or a text that says what is wrong."""
+    """The number in a cell, NaN where it is missing, or a text that says what is wrong.
+
+    True and False are 1 and 0.
+    """
     text = cell.strip()
     if text.casefold() in MISSING_TEXTS:
         return math.nan
+    if text.casefold() in TRUTH:
+        return TRUTH[text.casefold()]
     if not number_pattern(options.decimal, options.thousands).fullmatch(text):
         for pattern, advice in NEAR_NUMBERS:
             if re.fullmatch(pattern, text, re.ASCII | re.IGNORECASE):
@@ -106,9 +112,22 @@ def number_in_cell(cell: object, options: Options) -> float | str:
 
 
 def is_number(cell: str, options: Options) -> bool:
-    """Whether a cell holds a number; a missing one is none."""
+    """Whether a cell holds a number; a missing one is none, and neither are True and False."""
     value = parse_number(cell, options)
-    return isinstance(value, float) and not math.isnan(value)
+    is_truth = cell.strip().casefold() in TRUTH
+    return isinstance(value, float) and not math.isnan(value) and not is_truth
+
+
+def is_text(cell: str, options: Options) -> bool:
+    """Whether a cell holds a word: nothing that is, or looks like, a number or a missing one."""
+    value = parse_number(cell, options)
+    return isinstance(value, str) and "is not a number." in value
+
+
+def without_truth(cell: str) -> str:
+    """True and False as 1 and 0, any other cell as it is."""
+    truth = TRUTH.get(cell.casefold())
+    return cell if truth is None else f"{truth:.0f}"
 
 
 def parse_numbers(
@@ -119,22 +138,23 @@ def parse_numbers(
     All cells are parsed at once if possible, then with the missing ones set aside, and only then
     one by one, which is slow and finds what is wrong.
     """
+    wrong: list[tuple[int, str]] = []
     values = parse_all_at_once(cells, options)
     if values is None:
-        # Blank cells are what usually stands in the way.
-        stripped = list(map(str.strip, cells))
+        # Blank cells, or True and False, are what usually stands in the way.
+        stripped = [without_truth(cell.strip()) for cell in cells]
         gaps = [i for i, cell in enumerate(stripped) if cell.casefold() in MISSING_TEXTS]
         for i in gaps:
             stripped[i] = "0"
         values = parse_all_at_once(stripped, options)
         if values is not None:
             values[gaps] = math.nan
+            wrong = find_mixed_truth(cells, values)
     suspects: Sequence[int] | np.ndarray = range(len(cells))
     if values is None:
         values = np.empty(len(cells))
     else:
         suspects = np.flatnonzero(np.abs(values) >= EXACT_BELOW)  # perhaps inexact, or infinite
-    wrong = []
     for i in suspects:
         value = parse_number(cells[i], options)
         if isinstance(value, str):
@@ -142,6 +162,19 @@ def parse_numbers(
             value = 0.0
         values[i] = value
     return values, wrong
+
+
+def find_mixed_truth(cells: Sequence[str], values: np.ndarray) -> list[tuple[int, str]]:
+    """[(index, what is wrong)] of the first True or False in a column with other numbers.
+
+    values: those of the cells.
+    """
+    if np.isin(values, (0, 1)).sum() + np.isnan(values).sum() == len(values):
+        return []
+    for i, cell in enumerate(cells):
+        if cell.strip().casefold() in TRUTH:
+            return [(i, f'"{one_line(cell)}" is a word in a column of numbers. Write 1 and 0.')]
+    return []
 
 
 def parse_all_at_once(cells: Sequence[str], options: Options) -> np.ndarray | None:
@@ -163,99 +196,41 @@ def parse_all_at_once(cells: Sequence[str], options: Options) -> np.ndarray | No
         return None
 
 
-STAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?))?\s*(Z|[+-]\d\d:?\d\d)?",
-    re.ASCII | re.IGNORECASE,
-)
+class Times(NamedTuple):
+    """A column of times.
 
-
-def parse_times(
-    cells: Sequence[str], options: Options
-) -> tuple[np.ndarray, bool, list[tuple[int, str]]]:
-    """(times [n], whether they are dates, [(index, what is wrong)]).
-
-    Times are numbers, or ISO 8601 stamps, which become microseconds since 1970; the first cell that
-    is not blank decides.
+    time       [n] numbers, or microseconds since 1970 if they are dates, which `has_dates` says
+    order      of day and month, if dates are written in either order: see `dates.Dates`
+    wrong      [(index, what is wrong)]
     """
+
+    time: np.ndarray
+    has_dates: bool
+    order: str
+    wrong: list[tuple[int, str]]
+
+
+def parse_times(cells: Sequence[str], options: Options) -> Times:
+    """The times in a column: numbers, or dates; the first cell that is not blank decides."""
     first = next((cell for cell in cells if cell.strip()), "")
-    if STAMP.fullmatch(first.strip()):
-        return parse_stamps(cells)
+    if is_date(first):
+        dates = parse_dates(cells, options.dates)
+        return Times(dates.time, True, dates.order, dates.wrong)
     try:
         # Cells of digits and signs alone are whole numbers: as int64 they are exact beyond 2^53.
         if not "".join(cells).encode("utf-8", "replace").translate(None, b"0123456789+-"):
-            return np.array(cells, dtype=np.int64), False, []
+            return Times(np.array(cells, dtype=np.int64), False, "", [])
     except (ValueError, OverflowError):
         pass
     values, wrong = parse_numbers(cells, options)
-    advice = "is not a time: expected a number or an ISO 8601 stamp such as 2024-05-01T12:30:00Z."
+    advice = (
+        "is not a time: expected a number, or a date such as 2024-05-31, 2024-05-31 12:30 (ISO "
+        "8601), 31.05.2024 or 05/31/2024."
+    )
     complaints = dict(wrong)
     for i, text in wrong:
         if "is not a number" in text:
             complaints[i] = f'"{one_line(cells[i])}" {advice}'
     for gap in np.flatnonzero(np.isnan(values)):
         complaints.setdefault(int(gap), NO_TIME)
-    return values, False, sorted(complaints.items())
-
-
-def parse_stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int, str]]]:
-    """(times [n] in microseconds since 1970, True, [(index, what is wrong)]) of ISO 8601 stamps.
-
-    All must have the same time zone, or none.
-    """
-    plain = ["1970-01-01"] * len(cells)  # without time zones, which numpy does not read
-    shift = np.zeros(len(cells), np.int64)  # what is added to come to UTC, in microseconds
-    first_zone: str | None = None
-    wrong: list[tuple[int, str]] = []
-    for i, cell in enumerate(cells):
-        match = STAMP.fullmatch(cell.strip())
-        if not match:
-            not_a_stamp = (
-                f'"{one_line(cell)}" is not an ISO 8601 time like those before. Fix the value.'
-            )
-            wrong.append((i, not_a_stamp if cell.strip() else NO_TIME))
-            continue
-        day, clock, zone = match.groups()
-        # hh:mm:ss.ffffff has 15 characters: digits below a microsecond are cut off.
-        plain[i] = f"{day}T{clock[:15]}" if clock else day
-        zone = normalise_zone(zone)
-        if first_zone is None:
-            first_zone = zone
-        if zone != first_zone:
-            wrong.append(
-                (
-                    i,
-                    f'mixed time zones: "{one_line(cell)}" has {quote_zone(zone)} and the first '
-                    f"row has {quote_zone(first_zone)}. Write all times in UTC.",
-                )
-            )
-        shift[i] = -zone_offset(zone)
-    try:
-        values = np.array(plain, dtype="datetime64[us]").astype(np.int64)
-    except ValueError:  # a date such as February 30: look for it one by one
-        values = np.zeros(len(cells), np.int64)
-        for i, text in enumerate(plain):
-            try:
-                values[i] = np.datetime64(text, "us").astype(np.int64)
-            except ValueError:
-                impossible = f'"{one_line(cells[i])}" is not a valid date and time. Fix the value.'
-                wrong.append((i, impossible))
-    return values + shift, True, sorted(wrong)
-
-
-def normalise_zone(zone: str | None) -> str:
-    """A time zone such as Z, +01:00 or None as +hhmm or -hhmm; "" if there is none."""
-    plain = (zone or "").upper().replace(":", "")
-    return "+0000" if plain in ("Z", "-0000") else plain
-
-
-def quote_zone(zone: str) -> str:
-    """A time zone of `normalise_zone` for a message: in quotes, or the word none for ""."""
-    return f"'{zone}'" if zone else "none"
-
-
-def zone_offset(zone: str) -> int:
-    """The microseconds that a time zone, "+hhmm" or "-hhmm", is ahead of UTC; 0 for "" (none)."""
-    if not zone:
-        return 0
-    minutes = int(zone[1:3]) * 60 + int(zone[3:5])
-    return 60_000_000 * (minutes if zone[0] == "+" else -minutes)
+    return Times(values, False, "", sorted(complaints.items()))

@@ -37,6 +37,9 @@ class RowSource(Protocol):
     def place(self, row: int) -> str:
         """The row with this number, in words: "d.csv:17"."""
 
+    def holds_dates(self, name: str) -> bool:
+        """Whether a column begins with a date."""
+
     def close(self) -> None:
         """Close the file."""
 

@@ -15,11 +15,13 @@ from typing import NoReturn
 import numpy as np
 
 from ...errors import ConfigError, DataError, one_line
+from .dates import ORDERS, months_of
 
 MISSING = ("refuse", "drop", "ffill", "mask")
 KINDS = ("classify", "regress", "next")
 ROWS = ("steps", "samples")
 CELLS_LISTED = 5  # problems listed for one column
+DAY = 86_400e6  # microseconds
 LINES_LISTED = 20  # problems listed for one file
 
 
@@ -35,7 +37,8 @@ def quote_names(names: Sequence[object], limit: int = 12) -> str:
 class Options:
     """How files are read.
 
-    id, time     a column; None looks for one called id, or time or timestamp; "" means none
+    id, time     a column; None looks for one called id, or for one called time or timestamp, or
+                 date, datetime or ds if it holds dates; "" means none
     target       columns; None looks for target, label or class
     features     columns; None takes every column without another role
     kind         "classify", "regress" or "next"; None decides by the labels, if they are words
@@ -43,6 +46,9 @@ class Options:
                  leaves no choice
     sep, decimal, thousands, header
                  the format of a text table; sep None is a tab for .tsv and a comma otherwise
+    dates        "day-first" or "month-first", if dates are written as 01/02/2024; None asks the
+                 column
+    categorical  columns of words that are features; ("auto",) takes every column of words
     missing      "refuse", "drop", "ffill" or "mask"
     rows         what a row of a table, or the first axis of an array, counts: "steps" of
                  sequences, or "samples" without time
@@ -63,6 +69,8 @@ class Options:
     decimal: str = "."
     thousands: str = ""
     header: bool = True
+    dates: str | None = None
+    categorical: tuple[str, ...] = ()
     missing: str = "refuse"
     max_bytes: int = 4 << 30
     rows: str = "steps"
@@ -93,6 +101,7 @@ class Options:
                 groups_digits and self.thousands != self.decimal,
                 "one of , . ' or a space, and not the decimal separator",
             ),
+            ("dates", self.dates in (None, *ORDERS), " or ".join(ORDERS)),
             ("max-bytes", positive, "a positive whole number"),
             ("rows", self.rows in ROWS, " or ".join(ROWS)),
         )
@@ -173,7 +182,9 @@ class Sheet:
     y_per     "step": y has N entries; "sequence": n entries
     time      [N] int64 or float64, and `stamps` as they are written, or None
     lines     [N] the line of the file for each row; `where(line, column)` puts it in words
-    columns   the columns that were taken as "id" and "time"; "stamps" if times are dates
+    columns   the columns that were taken as "id" and "time"; "stamps" if times are dates, and
+              "dates" if those have their day or their month first
+    categories  {feature: its words}: u holds their numbers, from 0
     shape     of a sample without time, C first: (C,), or (C, height, width) for an image; None if
               the rows are steps in time
     rows      [N] the number that each row has in the file, from 0, whatever was left out or sorted;
@@ -201,6 +212,7 @@ class Sheet:
     columns: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
+    categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
     rows: np.ndarray | None = None
     has_ids: bool = False
     layout: str = ""
@@ -210,6 +222,18 @@ class Sheet:
     def unit(self) -> str:
         """What the sheet holds n of, for messages: "sequence" or "sample"."""
         return "sequence" if self.shape is None else "sample"
+
+    @property
+    def may_hold_samples(self) -> bool:
+        """Whether nothing in a table says that its rows are steps in time, and not samples."""
+        has_role = any(self.columns.get(role) for role in ("id", "time"))
+        is_one_sequence = self.shape is None and len(self.lengths) == 1
+        return is_one_sequence and self.has_names and not has_role
+
+    @property
+    def has_dates(self) -> bool:
+        """Whether times are dates, in microseconds since 1970."""
+        return bool(self.columns.get("stamps"))
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -278,20 +302,28 @@ class Sheet:
         rows = np.flatnonzero(inside)
         if not len(rows):
             return None
-        steps = (self.time[rows] - self.time[rows - 1]).astype(np.float64)
+        time = self.time
+        months = months_of(time) if self.has_dates else None
+        if months is not None:  # even in months, if not in days
+            time = months
+        steps = (time[rows] - time[rows - 1]).astype(np.float64)
         usual = float(np.median(steps))
         # A difference of two large times is only as exact as the times are.
-        rounding = 8 * np.finfo(np.float64).eps * float(np.abs(self.time.astype(np.float64)).max())
+        rounding = 8 * np.finfo(np.float64).eps * float(np.abs(time.astype(np.float64)).max())
         odd = np.flatnonzero(np.abs(steps - usual) > 0.01 * usual + rounding)
         if not len(odd):
             return None
-        has_dates = bool(self.columns.get("stamps"))
-        second = 1e6 if has_dates else 1.0  # dates are in microseconds
-        unit = " s" if has_dates else ""
+        size, unit = 1.0, ""
+        if months is not None:
+            unit = " months"
+        elif self.has_dates and usual >= DAY:
+            size, unit = DAY, " d"
+        elif self.has_dates:
+            size, unit = 1e6, " s"  # dates are in microseconds
         first = odd[0]
         return (
             f"{self.place(rows[first], self.columns['time'])}: the time step is "
-            f"{steps[first] / second:g}{unit} and the usual one is {usual / second:g}{unit} "
+            f"{steps[first] / size:g}{unit} and the usual one is {usual / size:g}{unit} "
             f"({len(odd)} of {len(steps)} steps differ). Resample to a regular step{otherwise}."
         )
 

@@ -108,7 +108,8 @@ class File:
         self.name = "stream" if self.path == "-" else Path(self.path).name.split(".")[0]
         self.source = open_rows(self.path, self.options)
         names = getattr(self.source, "data_names", self.source.names)  # without an index
-        self.roles = assign_roles(names, self.options, Problems(self.source.path))
+        problems = Problems(self.source.path)
+        self.roles = assign_roles(names, self.options, problems, self.source.holds_dates)
         self.index = {name: k for k, name in enumerate(self.source.names)}
         self.notes = list(self.roles.notes)
         if getattr(self.source, "index", None) is not None:
@@ -424,8 +425,7 @@ def check_columns(name: str, columns: object) -> None:
 
 def nonzero_std(scale: RunningScale) -> list[float]:
     """The standard deviations of a scale, 1 where a column has not varied."""
-    values: list[float] = np.where(scale.std > 0, scale.std, 1.0).tolist()
-    return values
+    return [float(x) for x in np.where(scale.std > 0, scale.std, 1.0)]
 
 
 def regression_scores(

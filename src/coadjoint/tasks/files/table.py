@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...errors import nearest, one_line
+from .columns import Roles, TableColumns
+from .ordering import number_words, refuse_repeated_times, sort_rows
 from .parsing import is_number
 from .sheet import CELLS_LISTED, Options, Problems, Sheet, quote_names, refuse_bad_values
 from .source import LoadedFile
 from .wide import name_rows, sheet_of_wide
+from .words import check_categorical, encode_words
 
+AUTO = ("auto",)  # of --categorical: every column of words
 USUAL_NAMES = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
+DATE_NAMES = ("date", "datetime", "ds")  # of a time column, if it holds dates
 OTHERWISE_CALLED = (
     "with the {0}, as the training file has: pass --{0} NAME if it is called otherwise, --{0} '' "
     "if there is none"
@@ -22,36 +26,16 @@ OTHERWISE_CALLED = (
 KIND_ADVICE = "Pass --kind classify if they are classes, --kind regress if they are quantities."
 
 
-@dataclass(frozen=True)
-class Roles:
-    """Which column is what; "" for none. `notes` say what was chosen."""
+def assign_roles(
+    names: Sequence[str],
+    options: Options,
+    problems: Problems,
+    holds_dates: Callable[[str], bool] = lambda name: False,
+) -> Roles:
+    """Find the columns that the options ask for, or that have a usual name.
 
-    id: str
-    time: str
-    targets: tuple[str, ...]
-    features: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass
-class TableColumns:
-    """The columns of a table that have a role.
-
-    numbers    [N] by name;  words [N] by name
-    time       [N], and `stamps` as they are written, or None; `has_dates`: they are dates
-    lines      [N] the line of the file for each row
+    A column called date, datetime or ds is the time if it `holds_dates`.
     """
-
-    numbers: dict[str, np.ndarray] = field(default_factory=dict)
-    words: dict[str, list[str]] = field(default_factory=dict)
-    time: np.ndarray | None = None
-    stamps: list[str] | None = None
-    has_dates: bool = False
-    lines: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-
-
-def assign_roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
-    """Find the columns that the options ask for, or that have a usual name."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         problems.refuse(
@@ -61,7 +45,10 @@ def assign_roles(names: Sequence[str], options: Options, problems: Problems) -> 
     notes: list[str] = []
     of_flag = options.advise("for --{0}", OTHERWISE_CALLED)
     id = find_column("id", options.id, names, problems, notes, of_flag)
-    time = find_column("time", options.time, names, problems, notes, of_flag)
+    asked_time = options.time
+    if asked_time is None:
+        asked_time = find_dates(names, problems, notes, holds_dates)
+    time = find_column("time", asked_time, names, problems, notes, of_flag)
     targets = find_targets(names, options, problems, notes)
     taken = {id, time, *targets}
     if options.features is None:
@@ -75,7 +62,34 @@ def assign_roles(names: Sequence[str], options: Options, problems: Problems) -> 
             f"{problems.path}: no column is left as a feature. Columns: {quote_names(names)}."
         )
     problems.raise_if_any()
-    return Roles(id, time, targets, features, tuple(notes))
+    roles = Roles(id, time, targets, features, tuple(notes))
+    return (
+        roles if options.categorical in ((), AUTO) else check_categorical(roles, options, problems)
+    )
+
+
+def find_dates(
+    names: Sequence[str],
+    problems: Problems,
+    notes: list[str],
+    holds_dates: Callable[[str], bool],
+) -> str | None:
+    """The column of dates with a usual name, which is the time; None if there is none.
+
+    It is refused beside a column called time: only the user knows which of the two orders the rows.
+    """
+    plain = {name: name.casefold().replace("_", "").replace(" ", "") for name in names}
+    dates = [name for name, word in plain.items() if word in DATE_NAMES and holds_dates(name)]
+    found = dates + [name for name in names if name.casefold() in USUAL_NAMES["time"]]
+    if not dates:
+        return None
+    if len(found) > 1:
+        problems.add(
+            f"{problems.path}: {quote_names(found)} could each be the time column. Pass --time "
+            "NAME, and leave the other out with --features."
+        )
+    notes.append(f"time column: '{one_line(found[0])}'")
+    return found[0]
 
 
 def find_column(
@@ -211,8 +225,9 @@ def sheet_from_columns(
     problems: Problems,
     where: Callable[[int, str], str],
 ) -> Sheet:
-    """The sequences of a long table: rows with one id are adjacent, and time increases in each.
+    """The sequences of a long table; rows are sorted by id and time if there are times.
 
+    Without times, rows with one id are adjacent, in the order of the file.
     If options.rows is "samples" each row is one of its own.
     What is wrong is added to `problems`, which `refuse_bad_values` raises together at the end.
 
@@ -223,6 +238,13 @@ def sheet_from_columns(
         return sheet_of_wide(source, roles, columns, options, problems, where, y)
     notes = list(roles.notes)
     shape: tuple[int, ...] | None = None
+    # Bad ids or times would only make more complaints.
+    is_sorted = columns.time is not None and not problems.groups
+    codes = np.zeros(len(columns.lines), np.int64)  # the ids as numbers
+    if roles.id and options.rows == "steps":
+        codes = number_words(columns.words[roles.id])
+    if is_sorted:
+        notes.append(sort_rows(roles, columns, codes))
     if options.rows == "samples":
         shape = (len(roles.features),)
         starts = np.arange(len(columns.lines))
@@ -232,20 +254,23 @@ def sheet_from_columns(
         )
         ids = name_rows(roles.id, columns, problems, where, "sample", advice)
     elif roles.id:
-        starts, ids = split_by_id(roles.id, columns, problems, where)
+        starts, ids = split_by_id(roles.id, columns, codes, problems, where)
     else:
         starts = np.zeros(1, np.int64)
         ids = ["all"]
         notes.append("no id column: the whole file is one sequence")
-    if shape is not None:
-        pass  # samples have no time
-    elif columns.time is None:
+    if is_sorted:
+        refuse_repeated_times(columns, roles, starts, problems, where)
+    elif shape is None and columns.time is None:
         notes.append("no time column: steps are rows, in the order of the file")
-    elif not problems.groups:  # ids out of order, or bad times, would only make more complaints
-        check_order(columns.time, starts, columns.lines, problems, lambda i: where(i, roles.time))
+    categories = {}
+    for name in roles.categorical:
+        columns.numbers[name], categories[name] = encode_words(columns.words[name])
     role_columns = {"id": roles.id, "time": roles.time}
     if columns.has_dates:
         role_columns["stamps"] = "1"  # a mark: times are dates
+    if columns.date_order:
+        role_columns["dates"] = columns.date_order
     sheet = Sheet(
         source.path,
         source.sha256,
@@ -259,9 +284,10 @@ def sheet_from_columns(
         y=collect_targets(roles.targets, columns, options, problems),
         time=columns.time,
         stamps=columns.stamps,
-        notes=tuple(notes),
+        notes=tuple(filter(None, notes)),
         columns=role_columns,
         shape=shape,
+        categories=categories,
         rows=number_rows(columns.lines),
     )
     return refuse_bad_values(sheet, options, problems)
@@ -276,16 +302,18 @@ def number_rows(lines: np.ndarray) -> np.ndarray:
 
 
 def split_by_id(
-    column: str, columns: TableColumns, problems: Problems, where: Callable[[int, str], str]
+    column: str,
+    columns: TableColumns,
+    codes: np.ndarray,
+    problems: Problems,
+    where: Callable[[int, str], str],
 ) -> tuple[np.ndarray, list[str]]:
     """(the first row of each sequence, its id). An id that appears again later is a problem.
 
-    column: the name of the id column; where: puts a line of the file and a column in words.
+    column: the name of the id column; codes: its words as numbers; where: puts a line of the file
+    and a column in words.
     """
     words = columns.words[column]
-    numbered: dict[str, int] = {}  # ids as numbers, which are compared faster
-    numbers = (numbered.setdefault(word, len(numbered)) for word in words)
-    codes = np.fromiter(numbers, np.int64, len(words))
     starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
     ids = [words[start] for start in starts]
     seen: set[str] = set()
@@ -295,31 +323,12 @@ def split_by_id(
             problems.add(f"{place}: the id is missing. Fill it in.", "blank id")
         elif name in seen:
             problems.add(
-                f"{place}: id '{one_line(name)}' appears again after other ids. Sort the rows by "
-                "id and time.",
+                f"{place}: id '{one_line(name)}' appears again after other ids. Sort the rows, or "
+                "name the column that orders them with --time.",
                 "again",
             )
         seen.add(name)
     return starts, ids
-
-
-def check_order(
-    time: np.ndarray,
-    starts: np.ndarray,
-    lines: np.ndarray,
-    problems: Problems,
-    where: Callable[[int], str],
-) -> None:
-    """Report times that do not increase within a sequence; where: puts a line in words."""
-    inside = np.ones(len(time), bool)  # rows with a row before them in their sequence
-    inside[starts] = False
-    now = time[1:]
-    before = time[:-1]
-    back = "the time is earlier than in the row above. Sort the rows by id and time."
-    twice = "the time is the same as in the row above. Remove one of the rows."
-    for wrong, complaint in ((now < before, back), (now == before, twice)):
-        for row in np.flatnonzero(wrong & inside[1:]) + 1:
-            problems.add(f"{where(int(lines[row]))}: {complaint}", complaint)
 
 
 def collect_targets(
@@ -349,20 +358,22 @@ def refuse_if_kind_unclear(
     Labels that are all words make a classification.
     """
     for name, cells in labels.items():
-        number = None
-        word = None
-        for cell in dict.fromkeys(cells):
-            if is_number(cell, options):
-                number = cell if number is None else number
-            elif cell:
-                word = cell if word is None else word
-        if number is None and word is not None:
+        different = [cell for cell in dict.fromkeys(cells) if cell]
+        numbers = [cell for cell in different if is_number(cell, options)]
+        words = [cell for cell in different if not is_number(cell, options)]
+        if words and not numbers:
             continue
         content = "nothing"
-        if number is not None:
-            content = f'numbers ("{one_line(number)}")'
-            if word is not None:
-                content += f' and words ("{one_line(word)}")'
+        if numbers:
+            content = f"{len(numbers):,} different numbers ({list_some(numbers)})"
+        if numbers and words:
+            content = f'numbers ("{one_line(numbers[0])}") and words ("{one_line(words[0])}")'
         problems.add(
             f"{problems.path} column '{one_line(name)}': the target holds {content}. {KIND_ADVICE}"
         )
+
+
+def list_some(numbers: list[str]) -> str:
+    """The first few numbers of a column: "0, 1, 2, ..."."""
+    few = ", ".join(map(one_line, numbers[:CELLS_LISTED]))
+    return few + (", ..." if len(numbers) > CELLS_LISTED else "")

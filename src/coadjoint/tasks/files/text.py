@@ -15,13 +15,16 @@ from typing import IO
 import numpy as np
 
 from ...errors import DataError, error_text, one_line
+from .columns import Roles, TableColumns
+from .dates import is_date
 from .index import UNNAMED, IndexColumn, find_index, is_asked_for
 from .packed import table_suffix
 from .parsing import is_number, parse_numbers, parse_times
-from .sheet import Options, Problems, Sheet
+from .sheet import CELLS_LISTED, Options, Problems, Sheet
 from .source import LoadedFile, decode_utf8, open_file
-from .table import USUAL_NAMES, Roles, TableColumns, assign_roles, sheet_from_columns
+from .table import AUTO, DATE_NAMES, USUAL_NAMES, assign_roles, sheet_from_columns
 from .wide import choose_steps, counts_up
+from .words import Survey, choose_categorical, complain_of_words
 
 ROWS_PER_BLOCK = 1 << 12  # turned into numbers at a time, so that the text of few rows is in memory
 BYTES_PER_PART = 1 << 16  # of a stream that are read at a time
@@ -182,6 +185,12 @@ class TextRows:
         if rows:
             yield lines, rows
 
+    def holds_dates(self, name: str) -> bool:
+        """Whether the first cell of a column that is not blank, in the rows ahead, is a date."""
+        k = self.names.index(name)
+        cells = (row[k] for _, row in self.ahead if len(row) > k and row[k].strip())
+        return is_date(next(cells, ""))
+
     def place(self, line: int) -> str:
         """A line of the file, in words: "d.csv:17"."""
         return f"{self.path}:{line}"
@@ -230,17 +239,24 @@ def read_lines(file: IO[bytes], path: str) -> Iterator[str]:
 def read_csv(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read a table in UTF-8 text; every row has as many fields as the header has names."""
     rows = TextRows.from_file(source, options, problems)
-    roles = with_note(assign_roles(rows.data_names, options, problems), rows.index)
+    found = assign_roles(rows.data_names, options, problems, rows.holds_dates)
+    roles = with_note(found, rows.index)
     if options.wide:
         roles = choose_steps(roles, options, problems)
+    if options.categorical == AUTO:
+        again = TextRows.from_file(source, options, Problems(source.path))
+        roles = choose_categorical(roles, survey_columns(again, roles.features, options))
 
     def where(line: int, column: str) -> str:
         return f"{rows.place(line)} column '{one_line(column)}'"
 
     columns = read_columns(rows, roles, options, problems)
     if columns.stamps is not None:
-        columns.time, columns.has_dates, wrong = parse_times(columns.stamps, options)
-        for i, complaint in wrong:
+        times = parse_times(columns.stamps, options)
+        columns.time = times.time
+        columns.has_dates = times.has_dates
+        columns.date_order = times.order
+        for i, complaint in times.wrong:
             place = where(int(columns.lines[i]), roles.time)
             problems.add(f"{place}: {complaint}", "time")
     return sheet_from_columns(source, roles, columns, options, problems, where)
@@ -255,12 +271,16 @@ def read_columns(
     """
     index = {name: k for k, name in enumerate(rows.names)}
     words = [roles.id] if roles.id else []
-    numeric = list(roles.features)
+    words += roles.categorical
+    numeric = [name for name in roles.features if name not in roles.categorical]
     if options.kind in (None, "classify"):
         words += roles.targets
     elif options.kind == "regress":
         numeric += roles.targets
     parts: dict[str, list[np.ndarray]] = {name: [] for name in numeric}
+    surveys = {name: Survey() for name in numeric}
+    complaints: dict[str, list[str]] = {name: [] for name in numeric}
+    wrong_cells = dict.fromkeys(numeric, 0)
     columns = TableColumns(words={name: [] for name in words})
     if roles.time:
         columns.stamps = []
@@ -271,20 +291,50 @@ def read_columns(
         for name in numeric:
             values, wrong = parse_numbers(cells[index[name]], options)
             parts[name].append(values)
-            for i, complaint in wrong:
+            if wrong:
+                surveys[name].add(block_lines, cells[index[name]], options)
+            else:
+                surveys[name].other_cells += len(values)
+            for i, complaint in wrong[:CELLS_LISTED]:
                 place = f"{rows.place(block_lines[i])} column '{one_line(name)}'"
-                problems.add(f"{place}: {complaint}", ("cells", name))
+                complaints[name].append(f"{place}: {complaint}")
+            wrong_cells[name] += len(wrong)
         for name in words:
             stripped = map(str.strip, cells[index[name]])
             columns.words[name] += [same.setdefault(cell, cell) for cell in stripped]
         if columns.stamps is not None:
             columns.stamps += map(str.strip, cells[index[roles.time]])
         lines.append(np.array(block_lines, np.int64))
+    of_words = {name for name, survey in surveys.items() if survey.is_of_words}
+    usable = [name for name in roles.features if name not in of_words]
+    for name, of_cells in complaints.items():
+        survey = surveys[name]
+        if name in of_words:  # one complaint about the column says more than one for each cell
+            place = f"{rows.place(survey.first[0])} column '{one_line(name)}'"
+            complaint = complain_of_words(name, survey, usable, roles, options)
+            of_cells = [f"{place}: {complaint}"]
+            wrong_cells[name] = 1
+        for complaint in of_cells[:CELLS_LISTED]:
+            problems.add(complaint, ("cells", name))
+        unlisted = wrong_cells[name] - min(len(of_cells), CELLS_LISTED)
+        if unlisted:
+            problems.add(of_cells[0], ("cells", name), unlisted)
     if not lines:  # every row was unusable, and is among the problems
         problems.raise_if_any()
     columns.lines = np.concatenate(lines)
     columns.numbers = {name: np.concatenate(blocks) for name, blocks in parts.items()}
     return columns
+
+
+def survey_columns(rows: TextRows, names: Iterable[str], options: Options) -> dict[str, Survey]:
+    """What the cells of these columns hold."""
+    index = {name: k for k, name in enumerate(rows.names)}
+    surveys = {name: Survey() for name in names}
+    for lines, block in rows.blocks():
+        cells = list(zip(*block, strict=True))
+        for name, survey in surveys.items():
+            survey.add(lines, cells[index[name]], options)
+    return surveys
 
 
 def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None:
@@ -327,7 +377,7 @@ def check_header(names: list[str], options: Options, problems: Problems) -> None
     A number may be the name of a column if a name that was asked for, or a usual one, is there too.
     """
     asked = {options.id, options.time, *(options.target or ()), *(options.features or ())}
-    usual = {name for names in USUAL_NAMES.values() for name in names}
+    usual = {*DATE_NAMES, *(name for names in USUAL_NAMES.values() for name in names)}
     is_header = any(name and (name in asked or name.casefold() in usual) for name in names)
     numbers = [name for name in names if is_number(name, options)]
     is_header |= options.wide and counts_up(numbers)

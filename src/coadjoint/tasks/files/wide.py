@@ -10,16 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import ConfigError, DataError, one_line
+from .columns import Roles, TableColumns
 from .sheet import Options, Problems, Sheet, quote_names, refuse_bad_values
 from .source import LoadedFile
-
-if TYPE_CHECKING:
-    from .table import Roles, TableColumns
 
 FEATURE = "value"  # the one feature of a wide table
 WIDE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".arrow", ".feather")
@@ -38,14 +35,16 @@ def wide_options(options: Options, suffix: str, path: str) -> Options:
         )
     if options.time:
         raise ConfigError(
-            "--time names a column with the time of each row, but with --wide a row is a whole "
+            "--time names a column with the time of each row, but in a wide table a row is a whole "
             "sequence. Leave it out."
         )
     if suffix not in WIDE_SUFFIXES:
-        raise DataError(
-            f"{path}: --wide reads tables ({', '.join(WIDE_SUFFIXES)}), not {suffix} files. Leave "
-            "it out."
+        tables = ", ".join(WIDE_SUFFIXES)
+        complaint = options.advise(
+            f"--wide reads tables ({tables}), not {suffix} files. Leave it out.",
+            f"the network was trained on a wide table; expected one of {tables}.",
         )
+        raise DataError(f"{path}: {complaint}")
     features = options.features if options.steps is None else None  # steps are chosen by name
     return replace(options, time="", features=features)
 

@@ -24,7 +24,7 @@ def baseline_tables(run: RunRecord) -> list[Table]:
     for each in (named, *baselines):
         values = [short_number(metrics_on(each, split).get(metric)) for split in splits]
         rows.append([clean(each.get("name")), *values, clean(each.get("about"))])
-    heads = ["", *(f"{shown_metric(metric)} ({clean(split)})" for split in splits), "what it is"]
+    heads = ["", *(f"{clean(split)} {shown_metric(metric)}" for split in splits), "what it is"]
     return [make_table("Baselines", heads, rows, "", text=(0, len(heads) - 1))]
 
 

@@ -1,0 +1,268 @@
+"""Words and gaps in time as inputs.
+
+A column of words is one input for each word: 1 where the cell holds the word, less the share of the
+training rows that hold it. So a word that training did not know, like a missing one, is 0 in all of
+them, which is their mean. The map that reads the inputs then has a learned vector for each word: an
+embedding.
+
+The time since the row before, d, is the input log(1 + d / usual), standardised; usual is the median
+in training. The first row of a sequence has none before it: 0, the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import ConfigError, DataError, one_line
+from .cutting import Part
+from .description import Description, Gap
+from .files.sheet import Sheet, quote_names
+from .files.table import AUTO
+from .files.words import recur_too_rarely
+
+MOST_WORDS = 256  # inputs of a column; rarer words share one
+MOST_BYTES = 4 << 30  # of the inputs of a file
+
+
+def align_categories(sheets: Mapping[str, Sheet]) -> dict[str, Sheet]:
+    """Return the sheets with the same number for the same word in all of them.
+
+    So rows can be compared. Words of the training file come first.
+    """
+    known: dict[str, dict[str, int]] = {}
+    aligned = {}
+    for split, sheet in sheets.items():
+        if not sheet.categories:
+            aligned[split] = sheet
+            continue
+        u = sheet.u.copy()
+        categories = {}
+        for name, words in sheet.categories.items():
+            numbers = known.setdefault(name, {})
+            new = np.array([numbers.setdefault(word, len(numbers)) for word in words] + [0])
+            column = sheet.features.index(name)
+            u[:, column] = renumber(u[:, column], new)
+            categories[name] = tuple(numbers)
+        aligned[split] = replace(sheet, u=u, categories=categories)
+    return aligned
+
+
+def renumber(codes: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Return new[code] for each code, NaN where it is NaN."""
+    is_missing = np.isnan(codes)
+    numbers = new[np.where(is_missing, 0, codes).astype(np.int64)].astype(np.float64)
+    return np.where(is_missing, np.nan, numbers)
+
+
+class Encodings(NamedTuple):
+    """What a `Description` holds on words and gaps."""
+
+    categories: dict[str, list[str]]
+    shares: dict[str, list[float]]
+    gap: Gap
+
+
+def measure_encodings(part: Part, standardise: bool, gaps: bool) -> Encodings:
+    """Measure words, and with `gaps` the time between rows, in the training pieces."""
+    categories, shares = measure_categories(part.cut.sheet, rows_of(part), standardise)
+    return Encodings(categories, shares, measure_gap(part, standardise) if gaps else {})
+
+
+def measure_categories(
+    sheet: Sheet, used: np.ndarray, standardise: bool
+) -> tuple[dict[str, list[str]], dict[str, list[float]]]:
+    """Return the words of each categorical feature in training, and their shares of the rows.
+
+    If there are more than MOST_WORDS, the rarest share an input, whose share is one more at the
+    end. Without `standardise` the shares are 0, so that nothing is subtracted. A column in which
+    hardly a word recurs is refused.
+
+    Args:
+        sheet: That of the training file.
+        used: Which of its rows are for training, [N].
+        standardise: Whether inputs are to have mean 0.
+    """
+    categories = {}
+    shares = {}
+    for name, words in sheet.categories.items():
+        codes = sheet.u[used, sheet.features.index(name)]
+        present = codes[~np.isnan(codes)].astype(np.int64)
+        counts = np.bincount(present, minlength=len(words))
+        if recur_too_rarely(int((counts > 0).sum()), len(present)):
+            raise DataError(
+                f"{sheet.path} column '{one_line(name)}': {int((counts > 0).sum()):,} different "
+                f"words in {len(present):,} training rows recur too rarely to learn from. Leave "
+                "the column out with --features."
+            )
+        by_count = np.argsort(-counts, kind="stable")
+        kept = [int(k) for k in by_count if counts[k]]
+        has_rest = len(kept) > MOST_WORDS
+        if has_rest:
+            kept = kept[: MOST_WORDS - 1]
+        kept.sort(key=lambda k: words[k])
+        fractions = [counts[k] / max(len(present), 1) for k in kept]
+        if has_rest:
+            fractions.append(1.0 - sum(fractions))
+        categories[name] = [words[k] for k in kept]
+        shares[name] = [float(x) * standardise for x in fractions]
+    return categories, shares
+
+
+def encode_categories(sheet: Sheet, description: Description) -> list[np.ndarray]:
+    """Return the inputs of each categorical feature, [N, its inputs]."""
+    width = sum(map(len, description.shares.values()))
+    need = len(sheet.u) * (width + len(description.features)) * 8
+    if width and need > MOST_BYTES:
+        raise DataError(
+            f"{sheet.path}: {width} inputs for words in {len(sheet.u):,} rows take {need:,} bytes, "
+            f"more than {MOST_BYTES:,}. Leave columns out of --categorical, or use fewer rows."
+        )
+    blocks = []
+    for name, words in description.categories.items():
+        shares = np.array(description.shares[name])
+        place = {word: k for k, word in enumerate(words)}
+        # A word that training did not know counts among the rare ones, if there are any.
+        rest = len(words) if len(shares) > len(words) else -1
+        of_sheet = sheet.categories[name]
+        new = np.array([place.get(word, rest) for word in of_sheet] + [-1])
+        codes = renumber(sheet.u[:, sheet.features.index(name)], new)
+        rows = np.flatnonzero(~np.isnan(codes) & (codes >= 0))
+        is_known = np.zeros(len(codes), bool)
+        is_known[rows] = True
+        block = np.zeros((len(codes), len(shares)), description.dtype)
+        block[is_known] -= shares.astype(description.dtype)
+        block[rows, codes[rows].astype(np.int64)] += 1
+        blocks.append(block)
+    return blocks
+
+
+def notes_on_encodings(sheet: Sheet, description: Description) -> list[str]:
+    """Return notes on the inputs that are made of words and of gaps in the training file."""
+    notes = []
+    if description.categories:
+        counts = [f"'{one_line(name)}' ({len(w)})" for name, w in description.categories.items()]
+        notes.append(f"words as inputs: {', '.join(counts)}")
+    if description.gap:
+        notes.append(f"input for gaps in time: '{one_line(description.input_names[-1])}'")
+    if description.gap and sheet.describe_uneven_step() is None:
+        notes.append(f"the time steps of {sheet.path} are even: --gaps adds nothing to learn from")
+    return notes
+
+
+def notes_on_words(sheet: Sheet, description: Description) -> list[str]:
+    """Return notes on words that training did not know, and on those that share an input."""
+    notes = []
+    for name, words in description.categories.items():
+        has_rest = len(description.shares[name]) > len(words)
+        column = sheet.u[:, sheet.features.index(name)]
+        present = np.unique(column[~np.isnan(column)]).astype(np.int64)
+        known = set(words)
+        unknown = [sheet.categories[name][k] for k in present]
+        unknown = [word for word in unknown if word not in known]
+        if not unknown:
+            continue
+        treated = "share one input" if has_rest else "count as the mean of those known"
+        notes.append(
+            f"{sheet.path} column '{one_line(name)}': {len(unknown)} words are rare or not in the "
+            f"training rows and {treated}: {quote_names(unknown, 3)}"
+        )
+    return notes
+
+
+def check_encoding_options(
+    categorical: tuple[str, ...], gaps: bool, kind: str | None, rows: str
+) -> None:
+    """Refuse inputs beside the features where inputs are to be reconstructed, or have no time."""
+    if kind == "reconstruct" and categorical:
+        raise ConfigError(
+            "--categorical adds inputs that cannot be reconstructed. Leave the columns out with "
+            "--features."
+        )
+    if gaps and rows == "samples":
+        raise ConfigError(
+            "--gaps needs sequences of time steps; the rows here are samples without time. Leave "
+            "it out."
+        )
+
+
+def refuse_unfit_words(sheet: Sheet, kind: str | None, categorical: tuple[str, ...]) -> None:
+    """Refuse --categorical for a file that is no table, and next steps of words alone."""
+    if categorical not in ((), AUTO) and not sheet.categories:
+        raise DataError(
+            f"{sheet.path} is no table: --categorical names columns of a .csv or .parquet file. "
+            "Leave it out."
+        )
+    if kind == "next" and len(sheet.categories) == len(sheet.features):
+        raise DataError(
+            f"{sheet.path}: --kind next predicts the columns of numbers, and there are none beside "
+            f"--categorical {quote_names(sheet.features)}."
+        )
+
+
+def times_since(sheet: Sheet) -> np.ndarray:
+    """Return the time since the row before, [N], in the units of `sheet.time`.
+
+    NaN in the first row of a sequence.
+    """
+    assert sheet.time is not None
+    time = sheet.time
+    since = np.full(len(time), np.nan)
+    since[1:] = (time[1:] - time[:-1]).astype(np.float64)
+    since[sheet.starts] = np.nan
+    return since
+
+
+def measure_gap(part: Part, standardise: bool) -> Gap:
+    """Return the scale of the time since the row before, in the rows of the training pieces."""
+    sheet = part.cut.sheet
+    if sheet.time is None:
+        raise DataError(
+            f"{sheet.path}: --gaps needs a time column. Name it with --time, or leave --gaps out."
+        )
+    since = times_since(sheet)[rows_of(part)]
+    since = since[~np.isnan(since)]
+    if not len(since):
+        raise DataError(
+            f"{sheet.path}: --gaps needs sequences of two rows or more. Leave --gaps out."
+        )
+    usual = float(np.median(since))
+    logs = np.log1p(since / usual)
+    std = float(logs.std())
+    is_even = std < 1e-9  # rounding aside
+    gap = {"usual": usual, "mean": 0.0, "std": 1.0, "dates": float(sheet.has_dates)}
+    if standardise:
+        gap |= {"mean": float(logs.mean()), "std": 1.0 if is_even else std}
+    return gap
+
+
+def rows_of(part: Part) -> np.ndarray:
+    """Return which rows of its sheet are in a part, [N]."""
+    is_used = np.zeros(len(part.cut.sheet.u), bool)
+    for _, start, stop in part.pieces:
+        is_used[start:stop] = True
+    return is_used
+
+
+def encode_gap(sheet: Sheet, description: Description) -> list[np.ndarray]:
+    """Return the input for the time since the row before, [N, 1]; none without such an input."""
+    gap = description.gap
+    if not gap:
+        return []
+    if sheet.time is None:
+        raise DataError(
+            f"{sheet.path} has no times, and the network reads the time since the row before "
+            "(--gaps). Add a column of times."
+        )
+    if bool(gap["dates"]) != sheet.has_dates:
+        kinds = ("numbers", "dates")
+        raise DataError(
+            f"{sheet.path}: times are {kinds[sheet.has_dates]} and were "
+            f"{kinds[bool(gap['dates'])]} in training; expected the same."
+        )
+    since = times_since(sheet)
+    scaled = (np.log1p(since / gap["usual"]) - gap["mean"]) / gap["std"]
+    return [np.nan_to_num(scaled, nan=0.0).astype(description.dtype)[:, None]]

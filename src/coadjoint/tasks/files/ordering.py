@@ -1,0 +1,72 @@
+"""The rows of a table in order of their sequences and times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...errors import one_line
+from .columns import Roles, TableColumns
+from .sheet import Problems
+
+
+def sort_rows(roles: Roles, columns: TableColumns, codes: np.ndarray) -> str:
+    """Sort the rows of a table with times by id and time, in place; sequences keep their order.
+
+    codes: the ids as numbers, which are sorted too. Returns a note on it, or "" if the rows were in
+    order. Rows of one time stay as they are.
+    """
+    assert columns.time is not None
+    order = np.lexsort((columns.time, codes))
+    moved = int((order != np.arange(len(order))).sum())
+    if not moved:
+        return ""
+    codes[:] = codes[order]
+    columns.time = columns.time[order]
+    columns.lines = columns.lines[order]
+    columns.numbers = {name: values[order] for name, values in columns.numbers.items()}
+    places = order.tolist()
+    for name, words in columns.words.items():
+        columns.words[name] = [words[i] for i in places]
+    if columns.stamps is not None:
+        stamps = columns.stamps
+        columns.stamps = [stamps[i] for i in places]
+    key = f"time ('{one_line(roles.time)}')"
+    if roles.id:
+        key = f"id and {key}"
+    return f"{moved:,} of {len(order):,} rows were out of order: rows are sorted by {key}"
+
+
+def number_words(words: list[str]) -> np.ndarray:
+    """The words as numbers, which are compared faster, in order of their first appearance."""
+    numbered: dict[str, int] = {}
+    numbers = (numbered.setdefault(word, len(numbered)) for word in words)
+    return np.fromiter(numbers, np.int64, len(words))
+
+
+def refuse_repeated_times(
+    columns: TableColumns,
+    roles: Roles,
+    starts: np.ndarray,
+    problems: Problems,
+    where: Callable[[int, str], str],
+) -> None:
+    """Report rows of one sequence that have the same time; rows are sorted.
+
+    starts: the first row of each sequence; where: puts a line of the file and a column in words.
+    """
+    assert columns.time is not None
+    inside = np.ones(len(columns.time), bool)  # rows with a row before them in their sequence
+    inside[starts] = False
+    again = np.flatnonzero((columns.time[1:] == columns.time[:-1]) & inside[1:]) + 1
+    advice = "Remove one of the rows."
+    if not roles.id:
+        advice = "Remove one of the rows, or name the column that tells sequences apart with --id."
+    for row in again:
+        other = where(int(columns.lines[row - 1]), roles.time).split(" column ")[0]
+        problems.add(
+            f"{where(int(columns.lines[row]), roles.time)}: the time is the same as in {other}, "
+            f"another row of the sequence. {advice}",
+            "same time",
+        )
