@@ -159,6 +159,7 @@ READING_KEYS = (
     "decimal",
     "thousands",
     "header",
+    "dates",
     "max_bytes",
 )
 

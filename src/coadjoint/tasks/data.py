@@ -188,7 +188,7 @@ class Data(JudgedCollection):
         check_choice("dtype", dtype, ("float32", "float64"))
         check_window(window, kind)
         categorical = column_names(categorical) or ()
-        check_encoding_options(categorical, gaps, kind, rows)
+        check_encoding_options(categorical, gaps, kind, rows, wide)
         if gaps:
             irregular = "allow"
         if rows == "samples":

@@ -165,6 +165,8 @@ def read_typed(
     """The sequences of a table with typed columns."""
     names = file.names
     is_index_left_out = ARROW_INDEX in names and not is_asked_for(ARROW_INDEX, options)
+    if is_index_left_out and options.time is None:
+        is_index_left_out = not file.holds_dates(ARROW_INDEX)
     if is_index_left_out:
         names = [name for name in names if name != ARROW_INDEX]
     roles = assign_roles(names, options, problems, file.holds_dates)

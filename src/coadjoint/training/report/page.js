@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const page = JSON.parse(document.getElementById("figure-data").textContent);
+  const page = JSON.parse(document.getElementById("page-data").textContent);
   const COLOURS = 7;
   // Dark to light with rising luminance, so that it reads the same in grey and to colour-blind eyes.
   const RAMP = ["#15143b", "#253a79", "#2a648f", "#35898f", "#62ae86", "#aecd7d", "#f5ecae"];
