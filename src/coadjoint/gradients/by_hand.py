@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..networks.chain import Chain
 from ..networks.chain_loss import slope_formula
-from ..networks.chain_parts import Part, Slopes, are_written_down, split_run
+from ..networks.chain_parts import ChainPart, Slopes, are_written_down, split_run
 from ..networks.chain_run import ChainCostates, ChainRun
 from ..networks.interface import Net
 from ..networks.stretches import ScaledBlock, normalise
@@ -87,7 +87,7 @@ class HandGradient:
     def __init__(self, run: ChainRun, batch: Batch, loss: LossLike, twice: bool) -> None:
         self.run = run
         self.batch = batch
-        self.parts: list[Part] = split_run(run)
+        self.parts: list[ChainPart] = split_run(run)
         self.a = run.a.detach()
         judge = run.judge(loss, batch.y, batch.mask, batch.reduce)
         formula = slope_formula(judge)
