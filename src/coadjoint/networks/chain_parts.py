@@ -250,8 +250,10 @@ def are_written_down(maps: Iterable[nn.Module]) -> bool:
 
 def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter | None, nn.Parameter | None]:
     """The parameters of a layer that is written down; None for a bias that it has not."""
-    W, *rest = own_parameters(layer).values()
-    return W, rest[0] if rest else None
+    parameters = own_parameters(layer)
+    if "W" in parameters:
+        return parameters["W"], parameters.get("b")
+    return parameters["weight"], parameters["bias"]
 
 
 def effective_weights(layer: nn.Module) -> tuple[Tensor, Tensor | None, str]:
