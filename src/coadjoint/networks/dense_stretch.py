@@ -31,7 +31,6 @@ from ..sweeps.torch_internals import has_hooks, own_parameters
 from .maps import Dense, Tied
 from .stretches import ScaledBlock
 
-
 SWEPT = (Dense, Tied)  # Dense | Tied would be made anew for every layer
 
 
