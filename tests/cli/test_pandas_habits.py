@@ -39,7 +39,7 @@ def test_words_dates_and_shuffled_rows_are_learned_from_and_predicted(coadjoint)
     assert "rows are sorted by time ('date')" in out
     assert "'hail'" in out
     rows = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
-    assert set(rows[0]) >= {"time", "prediction temperature", "prediction wet"}
+    assert set(rows[0]) >= {"date", "prediction temperature", "prediction wet"}
     assert "prediction sky" not in rows[0]
 
 

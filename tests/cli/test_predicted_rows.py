@@ -6,12 +6,14 @@ import json
 import math
 import os
 import shutil
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from coadjoint.cli.schema import READING_KEYS, DataSection
+from coadjoint.errors import MissingError
 from coadjoint.tasks.description import PREDICTION_OPTIONS
 from coadjoint.training import predict as predict_module
 from coadjoint.training.predict import load_model
@@ -191,6 +193,12 @@ class TestRows:
         assert "expected one of .csv, .tsv, .csv.gz" in err
         assert not (here / name).exists()
 
+    def test_a_format_without_its_package_is_refused_before_any_work(self, coadjoint, monkeypatch):
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        code, _, err = coadjoint("predict", "nowhere", "nothing.csv", "--out", "p.parquet")
+        assert code == MissingError.exit_code
+        assert "needs pyarrow: pip install 'coadjoint[data]'" in err
+
     def test_formats_follow_the_name(self, coadjoint):
         write("new.csv", gap(series(), 4))
         words = ["new.csv", "--missing", "drop", "--irregular", "allow", "--keep", "load"]
@@ -274,6 +282,33 @@ def test_a_wide_table_has_a_row_for_each_sequence(here, coadjoint):
     rows = read("p.csv")
     assert list(rows[0])[:4] == ["row", "who", "label", "prediction"]
     assert [row["row"] + row["who"] for row in rows[:3]] == ["0a", "1b", "2c"]
+
+
+@pytest.mark.usefixtures("regression")
+def test_shuffled_rows_are_predicted_in_their_order(coadjoint):
+    predict(coadjoint, "train.csv")
+    by_day = {row["day"]: row["prediction"] for row in read("p.csv")}
+    header, *lines = series().splitlines(keepends=True)
+    write("new.csv", header + "".join(lines[::2] + lines[1::2]))
+    predict(coadjoint, "new.csv", out="q.csv")
+    rows = read("q.csv")
+    assert [row["row"] for row in rows] == list(map(str, range(30)))
+    assert [row["day"] for row in rows] == [row["day"] for row in read("new.csv")]
+    assert {row["day"]: row["prediction"] for row in rows} == by_day
+
+
+def test_columns_of_words_and_gaps_in_time(here, coadjoint):
+    lines = ["day,city,height,load"]
+    for t in range(30):
+        lines.append(f"{t + t % 3},{'Rome' if t % 4 else 'Oslo'},{math.sin(t):.4f},{t % 5}")
+    write("train.csv", "\n".join(lines) + "\n")
+    words = EVERY.replace("--target", "--categorical city --gaps --target").split()
+    train(coadjoint, *words)
+    said = predict(coadjoint, "train.csv", "--keep", "city")
+    assert said.splitlines()[-1] == "30 rows of 1 sequence -> p.csv"
+    rows = read("p.csv")
+    assert list(rows[0]) == ["row", "day", "city", "prediction"]
+    assert [row["city"] for row in rows] == [row["city"] for row in read("train.csv")]
 
 
 def test_no_id_is_invented(here, coadjoint):

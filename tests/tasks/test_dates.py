@@ -112,6 +112,15 @@ def test_dates_in_parquet_are_the_time_as_text_or_as_dates(tmp_path):
         assert sheet.has_dates
 
 
+def test_an_index_of_dates_without_a_name_is_the_time(tmp_path):
+    sheet = read(put(tmp_path, "d.csv", ",a\n2024-01-01,1\n2024-01-02,2\n"), NEXT)
+    assert (sheet.columns["time"], sheet.features) == ("Unnamed: 0", ("a",))
+    days = [datetime(2024, 1, 31), datetime(2024, 2, 1)]
+    pq.write_table(pa.table({"a": [1, 2], "__index_level_0__": days}), tmp_path / "d.parquet")
+    sheet = read(tmp_path / "d.parquet", NEXT)
+    assert (sheet.columns["time"], sheet.features) == ("__index_level_0__", ("a",))
+
+
 def test_shuffled_rows_are_sorted_by_id_and_time(tmp_path):
     rows = [f"{i},{t},{10 * i + t},w{t}" for i in (2, 1) for t in range(5)]
     in_order = read(put(tmp_path, "d.csv", "\n".join(["id,time,a,b", *rows])), words())

@@ -208,3 +208,24 @@ def test_class_weights_that_make_no_sense_are_refused(tmp_path, given, line):
     path = write_steps(tmp_path / "steps.csv")
     with pytest.raises(CoadjointError, match=line):
         Data.read(path, kind="classify", at="every", missing="mask", class_weight=given)
+
+
+def test_metrics_of_several_targets_are_in_their_units(tmp_path):
+    g = np.random.default_rng(8)
+    x = g.standard_normal((60, 2))
+    y = x @ np.array([[30.0, -0.2], [5.0, 0.1]]) + [100.0, 2.0] + g.standard_normal((60, 2))
+    rows = np.concatenate([x, y], 1)
+    path = tmp_path / "two.csv"
+    np.savetxt(path, rows, delimiter=",", header="p,q,far,near", comments="", fmt="%.6f")
+    task = Data.read(path, kind="regress", rows="samples", target=["far", "near"], metrics="mape")
+    net = co.Chain(torch.nn.Linear(2, 2))
+    found = co.evaluate(net, task, "test")
+    mean, std = task.description.target_scale()
+    a = net(torch.from_numpy(task.sets["test"].x)).a.detach().double().numpy() * std + mean
+    true = task.sets["test"].y * std + mean
+    assert found["mse"] == pytest.approx(theirs.mean_squared_error(true, a), rel=1e-5)
+    assert found["rmse"] == pytest.approx(theirs.root_mean_squared_error(true, a), rel=1e-5)
+    assert found["r2"] == pytest.approx(theirs.r2_score(true, a), rel=1e-5)
+    assert found["mape"] == pytest.approx(theirs.mean_absolute_percentage_error(true, a), rel=1e-4)
+    linear, mean_of_training = task.baselines
+    assert linear.metrics["test"]["r2"] > 0.3 > 0.1 > mean_of_training.metrics["test"]["r2"]

@@ -238,3 +238,56 @@ def test_a_comparison_of_single_runs_has_no_range(tmp_path):
     assert "One run in each row. Steps and time cover only" in text
     assert "brackets" not in text
     assert "Errors" not in text
+
+
+def test_a_comparison_without_a_goal_speaks_of_no_success(tmp_path):
+    run = {"status": "finished", "success": False, "steps": 5, "seconds": 2.0, "split": "valid"}
+    runs = [{**run, "seed": k, "folder": f"runs/{k}", "metric": 0.5 + k / 4} for k in range(3)]
+    failed = {**run, "seed": 3, "folder": "runs/3", "status": "failed", "metric": None}
+    rows = [
+        {"name": "gru", "runs": runs},
+        {"name": "elman", "runs": [*runs[:1], failed]},
+    ]
+    about = {"task": "birds", "metric": "accuracy", "goal": None, "rows": rows}
+    (tmp_path / "compare.json").write_text(json.dumps(about))
+    text = page_of(tmp_path).text
+    for words in ("goal", "succe"):
+        assert words not in text, words
+    assert "gru: valid accuracy 0.75 elman: valid accuracy 0.5, 1 failed" in text
+    assert "name runs time final valid accuracy gru 3 2 s 0.75 (0.5 to 1)" in text
+    assert "elman 1 of 2 ended, 1 failed 2 s 0.5" in text
+
+
+def test_the_end_of_pretraining_is_marked(tmp_path):
+    folder = write_run(tmp_path, **SMALL)
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("weight: 4.0", "weight: 4.0, pretrain: 2"))
+    marks = page_of(folder).figures["loss"]["marks"]
+    assert marks[0] == {"x": 2, "label": "end of pretraining"}
+    assert marks[1]["label"] == "success"
+
+
+def test_the_ids_of_a_page_are_unique(tmp_path):
+    """A section called data must not be taken for what the script draws."""
+    folder = write_run(tmp_path, **SMALL)
+    (folder / "data.json").write_text(json.dumps({"lines": [["rows", "5"]]}))
+    ids = [value for name, value in page_of(folder).attributes if name == "id"]
+    assert "data" in ids
+    assert len(ids) == len(set(ids))
+
+
+def test_the_layers_of_a_chain_are_named(tmp_path):
+    layers = ["input", "dense 64 tanh", "dense 64 tanh", "dense 3"]
+    folder = write_run(tmp_path, **SMALL)
+    edit(folder / "result.json", lambda result: result.update(layers=layers))
+    text = page_of(folder).text
+    assert "Layers: 0 input; 1 to 2 dense 64 tanh; 3 dense 3." in text
+    chart = {"title": "Costates", "about": "", "x": "layer i", "y": "norm"}
+    chart["curves"] = [["lam", [0, 1, 2, 3], [1, 2, 3, 4]]]
+    about = {"layers": layers, "weights": "weights after training"}
+    found = {"about": about, "table": {}, "charts": [chart]}
+    (folder / "diagnostics").mkdir()
+    (folder / "diagnostics/diagnostics.json").write_text(json.dumps(found))
+    page = page_of(folder)
+    assert page.figures["diagnostic-0"]["names"] == layers
+    assert "weights after training. Layers: 0 input" in page.text

@@ -1,1 +1,17 @@
-"""What to do with a trained network: export it."""
+"""Models: what to do with a trained network and the description of its data.
+
+    model = co.load("runs/waves")
+    model.predict(arrays)          # or a frame, or "new.csv"
+
+This package imports `training` and the packages before it.
+
+model       Model: predictions from files, arrays and frames; load: the model of a run folder
+export/     networks as files that other programs run: ONNX, or Python that needs torch alone
+answers     outputs of a network as labels and numbers, in the form of the data
+"""
+
+from __future__ import annotations
+
+from .model import Model, load
+
+__all__ = ["Model", "load"]

@@ -119,7 +119,7 @@ def encode_categories(sheet: Sheet, description: Description) -> list[np.ndarray
     if width and need > MOST_BYTES:
         raise DataError(
             f"{sheet.path}: {width} inputs for words in {len(sheet.u):,} rows take {need:,} bytes, "
-            f"more than {MOST_BYTES:,}. Leave columns out of --categorical, or use fewer rows."
+            f"more than {MOST_BYTES:,}. Use fewer rows, or train on fewer columns of words."
         )
     blocks = []
     for name, words in description.categories.items():
@@ -174,9 +174,14 @@ def notes_on_words(sheet: Sheet, description: Description) -> list[str]:
 
 
 def check_encoding_options(
-    categorical: tuple[str, ...], gaps: bool, kind: str | None, rows: str
+    categorical: tuple[str, ...], gaps: bool, kind: str | None, rows: str, wide: bool
 ) -> None:
     """Refuse inputs beside the features where inputs are to be reconstructed, or have no time."""
+    if wide and categorical:
+        raise ConfigError(
+            "--categorical names columns of words, but with --wide the columns are time steps. "
+            "Leave it out."
+        )
     if kind == "reconstruct" and categorical:
         raise ConfigError(
             "--categorical adds inputs that cannot be reconstructed. Leave the columns out with "
@@ -254,8 +259,8 @@ def encode_gap(sheet: Sheet, description: Description) -> list[np.ndarray]:
         return []
     if sheet.time is None:
         raise DataError(
-            f"{sheet.path} has no times, and the network reads the time since the row before "
-            "(--gaps). Add a column of times."
+            f"{sheet.path} has no times, and the network reads the time since the row before. Add "
+            "a column of times, or name it with --time."
         )
     if bool(gap["dates"]) != sheet.has_dates:
         kinds = ("numbers", "dates")

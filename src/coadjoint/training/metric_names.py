@@ -6,6 +6,7 @@ import re
 
 LABELS = {
     "right": "accuracy",
+    "balanced-accuracy": "balanced accuracy",
     "whole": "whole answers correct",
     "symbols": "symbols correct",
 }

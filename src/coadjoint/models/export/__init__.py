@@ -28,7 +28,7 @@ from ...errors import NumericalError, check_path, choose
 from ...networks.interface import Net
 from ...tasks.description import Description, PathLike
 from ...training import files, storage
-from ...training.predict import load_model
+from ...training.predict import load_best
 from .check import Check, compare
 from .onnx import describe_columns, onnx_bytes
 from .torch_code import torch_code
@@ -68,10 +68,10 @@ def export(
     """Write the network of a run folder, or of a model.safetensors, for other programs.
 
     path: the file; with to="torch" two files, path.py and path.safetensors. to: "onnx" or
-    "torch". warn: as in `load_model`. What is written is run, if it can be, and compared with the
+    "torch". warn: as in `co.load`. What is written is run, if it can be, and compared with the
     network itself. Refused: networks whose answers are sequences.
     """
-    net, description = load_model(run, warn)
+    net, description = load_best(run, warn)
     given = description.get("data")
     data = None if given is None else Description.of(given)
     return export_network(net, data, path, to)

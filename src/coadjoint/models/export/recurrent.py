@@ -194,13 +194,20 @@ def summarise(writer: Writer, net: Readout, h: Value, lengths: Value, alive: Val
     """One vector for each sample from its own steps of h [T, B, n]: [B, n]."""
     if net.summary == "attention":
         return attend(writer, net, h, alive)
+    count = writer.apply("cast", lengths, name="count", dtype=h.dtype)
+    count = writer.apply("reshape", count, shape=(-1, 1), name="count")
+    if net.summary == "mean":
+        # Where a sample has no step, h is nothing to add.
+        h = writer.apply("where", alive, h, 0.0, name="h", dtype=h.dtype)
+        total = writer.apply("sum", h, axis=0, keep=False, name="total")
+        return writer.apply("div", total, count, name="summary")
+    if net.summary not in ("tilted", "tilted-tanh"):
+        raise Unsupported(f"readout '{net.summary}' cannot be exported.")
     y = writer.apply("mul", h, net.beta, name="y")
     y = writer.apply("where", alive, y, -math.inf, name="y", dtype=h.dtype)
     largest = writer.apply("max", y, axis=0, keep=False, name="largest")
     powers = writer.apply("exp", writer.apply("sub", y, largest), name="powers")
     total = writer.apply("sum", powers, axis=0, keep=False, name="total")
-    count = writer.apply("cast", lengths, name="count", dtype=h.dtype)
-    count = writer.apply("reshape", count, shape=(-1, 1), name="count")
     mean = writer.apply("log", writer.apply("div", total, count), name="log_mean")
     log_m = writer.apply("add", largest, mean, name="log_m")
     if net.summary == "tilted-tanh":

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import nearest, one_line
 from .columns import Roles, TableColumns
+from .index import ARROW_INDEX, UNNAMED
 from .ordering import number_words, refuse_repeated_times, sort_rows
 from .parsing import is_number
 from .sheet import CELLS_LISTED, Options, Problems, Sheet, quote_names, refuse_bad_values
@@ -18,7 +19,8 @@ from .words import check_categorical, encode_words
 
 AUTO = ("auto",)  # of --categorical: every column of words
 USUAL_NAMES = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
-DATE_NAMES = ("date", "datetime", "ds")  # of a time column, if it holds dates
+# Of a time column, if it holds dates. The index of a data frame may have no name of its own.
+DATE_NAMES = ("date", "datetime", "ds", UNNAMED, ARROW_INDEX)
 OTHERWISE_CALLED = (
     "with the {0}, as the training file has: pass --{0} NAME if it is called otherwise, --{0} '' "
     "if there is none"
@@ -78,8 +80,11 @@ def find_dates(
 
     It is refused beside a column called time: only the user knows which of the two orders the rows.
     """
-    plain = {name: name.casefold().replace("_", "").replace(" ", "") for name in names}
-    dates = [name for name, word in plain.items() if word in DATE_NAMES and holds_dates(name)]
+    dates = []
+    for name in names:
+        plain = name.casefold().replace("_", "").replace(" ", "")
+        if (name in DATE_NAMES or plain in DATE_NAMES) and holds_dates(name):
+            dates.append(name)
     found = dates + [name for name in names if name.casefold() in USUAL_NAMES["time"]]
     if not dates:
         return None

@@ -86,7 +86,7 @@ class TextRows:
         return self.names if self.index is None else self.names[1:]
 
     def _set_index_aside(self, rows: list[list[str]], options: Options) -> None:
-        """Name a first column without a name, and leave it out if it is an index.
+        """Name a first column without a name, and leave it out if it is an index of numbers.
 
         rows: the cells of the first rows. R writes no name at all for it, so that every row is one
         longer than the header.
@@ -99,7 +99,9 @@ class TextRows:
                 self.names = [UNNAMED, *self.names]
         elif rows:
             self.index = find_index(self.names[0], first_cells, options)
-        if self.index is not None or (not self.names[0] and is_asked_for(UNNAMED, options)):
+        is_time = options.time is None and is_date(next(iter(first_cells), ""))
+        is_used = is_time or is_asked_for(UNNAMED, options)
+        if self.index is not None or (not self.names[0] and is_used):
             self.names[0] = UNNAMED
 
     def _check_index(self, line: int, cell: str, number: int) -> None:

@@ -1,6 +1,6 @@
 "use strict";
 (() => {
-  const page = JSON.parse(document.getElementById("figure-data").textContent);
+  const page = JSON.parse(document.getElementById("page-data").textContent);
   const COLOURS = 7;
   // Dark to light with rising luminance, so that it reads the same in grey and to colour-blind eyes.
   const RAMP = ["#15143b", "#253a79", "#2a648f", "#35898f", "#62ae86", "#aecd7d", "#f5ecae"];
@@ -182,7 +182,7 @@
       if (at < box.left - 1 || at > box.right + 1) continue;
       svg("line", { class: "mark", x1: at, x2: at, y1: box.top - 6, y2: box.bottom }, root);
       const end = at > (box.left + box.right) / 2;
-      svg("text", { class: "rule", x: at + (end ? -5 : 5), y: box.top - 2 + 13 * k, "text-anchor": end ? "end" : "start" }, root, mark.label);
+      svg("text", { class: "rule", x: at + (end ? -5 : 5), y: box.top - 5 + 13 * k, "text-anchor": end ? "end" : "start" }, root, mark.label);
     }
     if (!seen.length) return null;
     const head = (step) => {
