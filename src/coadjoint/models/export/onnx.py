@@ -29,6 +29,7 @@ from .writer import Value
 
 OPSET = 18
 IR_VERSION = 8
+OUTPUT_NAMES = ("label", "probabilities", "prediction", "output")
 
 
 def onnx_bytes(net: Net, data: Description | None, about: dict[str, str]) -> bytes:
@@ -38,6 +39,7 @@ def onnx_bytes(net: Net, data: Description | None, about: dict[str, str]) -> byt
     about  texts to store beside the graph
     """
     writer = OnnxWriter()
+    writer.taken.update(OUTPUT_NAMES)
     helper = writer.onnx.helper
     kind = "float32" if data is None else "float64"
     x = Value(writer.unique("x"), kind)
@@ -106,13 +108,11 @@ def finish(
         name = "probabilities" if data.kind == "classify" else "prediction"
     if alive is not None:
         y = writer.apply("where", alive, y, float("nan"), dtype=y.dtype)
-    result = writer.node("Identity", [y], name, y.dtype)
-    outputs = [writer.describe(result, [*lead, width])]
+    writer.output(y, name)
+    outputs = [writer.describe(Value(name, y.dtype), [*lead, width])]
     if data is not None and data.kind == "classify":
-        label = write_labels(writer, data.labels, a, alive)
-        string = writer.onnx.TensorProto.STRING
-        info = writer.onnx.helper.make_tensor_value_info(label, string, lead)
-        outputs.insert(0, info)
+        writer.output(write_labels(writer, data.labels, a, alive), "label")
+        outputs.insert(0, writer.describe(Value("label", "string"), lead))
     return outputs
 
 
@@ -125,16 +125,16 @@ def activate_output(writer: OnnxWriter, net: Net, a: Value) -> Value:
     raise Unsupported("an output function that is code of your own cannot be exported.")
 
 
-def write_labels(writer: OnnxWriter, labels: list[str], a: Value, alive: Value | None) -> str:
-    """The label of the largest output, "" where there is no step, by the name of that output."""
+def write_labels(writer: OnnxWriter, labels: list[str], a: Value, alive: Value | None) -> Value:
+    """The label of the largest output; "" where there is no step."""
     words = writer.strings(labels, "labels")
     number = writer.node("ArgMax", [a], "number", "int64", axis=-1, keepdims=0)
-    if alive is None:
-        return writer.node("Gather", [words, number], "label", "string").name
     chosen = writer.node("Gather", [words, number], "chosen", "string")
+    if alive is None:
+        return chosen
     has_step = writer.node("Squeeze", [alive, writer.integers(-1)], "has_step", "bool")
     empty = writer.strings([""], "empty")
-    return writer.node("Where", [has_step, chosen, empty], "label", "string").name
+    return writer.node("Where", [has_step, chosen, empty], "chosen", "string")
 
 
 def describe_columns(net: Net, data: Description | None) -> dict[str, str]:

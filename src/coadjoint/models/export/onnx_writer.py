@@ -24,7 +24,9 @@ NODES = {
     "sin": "Sin", "cos": "Cos", "erf": "Erf", "atan": "Atan", "abs": "Abs", "sign": "Sign",
     "held": "Identity", "elu": "Elu", "is_nan": "IsNaN", "flatten": "Flatten", "rows": "Gather",
 }  # fmt: skip
-ELEMENT_TYPES = {"float32": "FLOAT", "float64": "DOUBLE", "int64": "INT64", "bool": "BOOL"}
+ELEMENT_TYPES = {
+    "float32": "FLOAT", "float64": "DOUBLE", "int64": "INT64", "bool": "BOOL", "string": "STRING",
+}  # fmt: skip
 SERIES_OF_LOG = 0.5  # below this |a|, log1p(a) is 2 atanh(a / (2 + a)), which keeps small a
 
 
@@ -92,6 +94,10 @@ class OnnxWriter(Writer):
         names = [value.name if isinstance(value, Value) else value for value in inputs]
         self.nodes.append(self.onnx.helper.make_node(kind, names, [unique], **attributes))
         return Value(unique, dtype)
+
+    def output(self, value: Value, name: str) -> None:
+        """Give a value the name of an output of the graph, which is reserved for it."""
+        self.nodes.append(self.onnx.helper.make_node("Identity", [value.name], [name]))
 
     def apply(
         self, op: str, *arguments: Argument, name: str = "", dtype: str = "", **attributes: object
