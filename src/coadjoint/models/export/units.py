@@ -30,8 +30,7 @@ def write_inputs(writer: Writer, d: Description, x: Value) -> Value:
     """
     shape = d.sample_shape
     if shape is None or len(shape) == 1:
-        u = write_columns(writer, d, x)
-        return writer.apply("cast", u, name="u", dtype=writer.dtype)
+        return write_cast(writer, d, write_columns(writer, d, x))
     # The channels lie along the first axis of a sample: they become columns, and channels again.
     places = math.prod(shape[1:])
     rows = writer.apply("reshape", x, shape=(-1, shape[0], places), name="rows")
@@ -40,7 +39,16 @@ def write_inputs(writer: Writer, d: Description, x: Value) -> Value:
     u = writer.apply("transpose", u, order=(0, 2, 1), name="u")
     assert d.input_shape is not None
     u = writer.apply("reshape", u, shape=(-1, *d.input_shape), name="u")
-    return writer.apply("cast", u, name="u", dtype=writer.dtype)
+    return write_cast(writer, d, u)
+
+
+def write_cast(writer: Writer, d: Description, u: Value) -> Value:
+    """Inputs in the type of the network, by way of the type in which files are read."""
+    if d.dtype != u.dtype:
+        u = writer.apply("cast", u, name="u", dtype=d.dtype)
+    if writer.dtype != u.dtype:
+        u = writer.apply("cast", u, name="u", dtype=writer.dtype)
+    return u
 
 
 def write_columns(writer: Writer, d: Description, x: Value) -> Value:
