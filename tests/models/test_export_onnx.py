@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from coadjoint.cells.formula import PRIMITIVES
 from coadjoint.errors import MissingError, Unsupported
 from coadjoint.models import Model
 from coadjoint.models.export import export_network
@@ -192,3 +193,8 @@ def test_what_is_refused(tmp_path):
         with pytest.raises(Unsupported, match=words):
             export_network(net.eval(), None, tmp_path / "net.onnx")
     assert not (tmp_path / "net.onnx").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in PRIMITIVES if "_" not in name])
+def test_every_function_of_a_formula(name):
+    check(exports.build_formula(name))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from coadjoint.cells.formula import PRIMITIVES
 from coadjoint.errors import InputError, Unsupported
 from coadjoint.models import Model
 from coadjoint.models.export import export_network
@@ -207,3 +208,8 @@ def test_the_command(coadjoint, tmp_path, monkeypatch):
     assert (tmp_path / "net.py").exists()
     code, _, err = coadjoint("export", "run", "--to", "jax", "--out", "net")
     assert (code, "onnx, torch" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", [name for name in PRIMITIVES if "_" not in name])
+def test_every_function_of_a_formula(name, tmp_path):
+    check(tmp_path, exports.build_formula(name))

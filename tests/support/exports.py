@@ -5,6 +5,8 @@ import math
 import numpy as np
 import torch
 
+import coadjoint as co
+from coadjoint.cells.formula import apply_primitive
 from coadjoint.networks.factory import construct_network
 from coadjoint.tasks.data import Data
 
@@ -63,6 +65,22 @@ def build(cell, **options):
         for p in net.parameters():
             p += 0.1 * torch.randn_like(p)
     return net
+
+
+def build_formula(name):
+    """A network whose cell is a formula with this function, also of a parameter alone."""
+    shift = 1.0 if name in ("log", "sqrt") else 0.0
+
+    @co.cell(slots="h s", parameters={"k": 0.7})
+    def formula(z, v, x, p):
+        value = apply_primitive(name, 0.9 * torch.tanh(z + v) + shift)
+        return 0.5 * x.s - value * apply_primitive(name, p.k), x.h / (2 + x.s**2) ** 1.5
+
+    torch.manual_seed(0)
+    # no compiled code, for a cell that is used once
+    return co.Network(
+        formula, inputs=3, hidden=5, outputs=2, readout="every", engine="autograd"
+    ).eval()
 
 
 def build_chain(name):

@@ -29,6 +29,7 @@ from .writer import Value
 
 OPSET = 18
 IR_VERSION = 8
+LARGEST = 2**31 - 2**20  # bytes of weights: one message of protobuf, less room for the graph
 OUTPUT_NAMES = ("label", "probabilities", "prediction", "output")
 
 
@@ -60,6 +61,12 @@ def onnx_bytes(net: Net, data: Description | None, about: dict[str, str]) -> byt
         a = write_recurrent(writer, net, u, lengths, alive)
     else:
         refuse(net)
+    size = sum(constant.ByteSize() for constant in writer.constants.values())
+    if size > LARGEST:
+        raise Unsupported(
+            f"a network of {size:,} bytes does not fit into one ONNX file, which holds at most "
+            f"{LARGEST:,}. Use --to torch."
+        )
     every = net.readout == "every"
     outputs = finish(writer, net, data, a, alive if every else None)
     graph = helper.make_graph(writer.nodes, "coadjoint", inputs, outputs)

@@ -25,7 +25,7 @@ SPELLING = {
     "where": "torch.where({0}, {1}, {2})",
     "softplus": "functional.softplus({0}, threshold=40.0)",
     "step": "torch.heaviside({0}, torch.zeros_like({0}))",
-    "held": "{0}",
+    "held": "{0}.detach()",
     "gelu": "functional.gelu({0})",
     "silu": "functional.silu({0})",
     "elu": "functional.elu({0})",
