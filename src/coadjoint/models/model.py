@@ -37,6 +37,15 @@ class Model:
     of tables are matched by name, those of arrays by position. Values are in their own units: they
     are scaled here as in training. Options `reading` say what differs in the data, as in
     `Data.for_prediction`: missing="drop", id="name", ..., and lengths, ids and times of arrays.
+
+    Example:
+        >>> import numpy as np, coadjoint as co
+        >>> inputs = np.random.default_rng(0).normal(size=(20, 12, 2))
+        >>> task = co.tasks.Data.of(inputs, inputs.sum(1), kind="regress", at="last")
+        >>> net = co.Network("gru", inputs=2, hidden=4, outputs=2)
+        >>> model = co.Model(net, task)
+        >>> model.predict(inputs).shape
+        (20, 2)
     """
 
     def __init__(
@@ -162,17 +171,41 @@ class Model:
         return decide(a, self.description)
 
 
-def load(run: PathLike, warn: Callable[[str], None] = warnings.warn) -> Model:
+def load(
+    run: PathLike, network: Net | None = None, warn: Callable[[str], None] = warnings.warn
+) -> Model:
     """Return the model of a run folder, or of a model.safetensors, with scales and labels.
 
     A run that has not finished is loaded with its best weights so far, and `warn` is told so. A run
     of a built-in task is refused: it has no data to describe. The file may come from a stranger:
     nothing in it is executed.
+
+    Example: a run from Python, whose network must be built again.
+        >>> import tempfile, numpy as np, coadjoint as co
+        >>> inputs = np.random.default_rng(0).normal(size=(20, 12, 2))
+        >>> task = co.tasks.Data.of(inputs, inputs[:, 0, 0] > 0, kind="classify")
+        >>> net = co.Network("gru", inputs=2, hidden=4, outputs=2, output="softmax")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = co.train(net, task, steps=2, folder=f"{folder}/run")
+        ...     model = co.load(f"{folder}/run", network=net)
+        >>> model.predict(inputs[:3]).shape, model.labels
+        ((3,), ['False', 'True'])
+
+    Args:
+        run: The folder of `coadjoint train`, or its model.safetensors.
+        network: One to load the weights into, for a run of `co.train`, whose files describe its
+            data but not its network.
+        warn: Called with a message about a run that has not finished, or an old file.
     """
-    net, description = load_best(run, warn)
-    if description.get("data") is None:
+    net, description = load_best(run, warn, network)
+    if description.get("data") is not None:
+        return Model(net, description["data"], description.get("settings"))
+    if description.get("task") is None:
         raise DataError(
-            f"{run} was trained on task '{description.get('task')}', not on your own data, so it "
-            "has no columns to read. coadjoint.training.predict.load_model returns its network."
+            f"{run} was trained from Python and does not describe its data. Make the model from "
+            "the task: co.Model(net, task)."
         )
-    return Model(net, description["data"], description.get("settings"))
+    raise DataError(
+        f"{run} was trained on task '{description['task']}', not on your own data, so it has no "
+        "columns to read. coadjoint.training.predict.load_model returns its network."
+    )
