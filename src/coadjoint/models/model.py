@@ -23,6 +23,7 @@ from ..tasks.new_data import read_new
 from ..tasks.prediction import Prediction
 from ..training.predict import compute_outputs, load_best, with_note_on_windows
 from .answers import Answers, arrange, decide, labels_of, probabilities
+from .stepping import Row, StepAnswer, StepState, step
 
 
 class Model:
@@ -154,6 +155,28 @@ class Model:
         """
         prediction = self.prepare(data, **options)
         return {column.name: column.values for column in prediction.table(self.outputs(prediction))}
+
+    def step(
+        self, row: Row, state: StepState | None = None, time: Any = None
+    ) -> tuple[StepAnswer, StepState | None]:
+        """Return (the answer to the rows so far, the state after this row).
+
+            answer, state = model.step(first)
+            answer, state = model.step(second, state)
+
+        The value of the answer is that of `predict` for the rows so far, read as one sequence. A
+        row that lacks a value is left out if training left such rows out: its value is None. With
+        windows of training the state is carried on, as in `predict` with whole=True. Networks that
+        read in both directions, or all rows at once, are refused.
+
+        Args:
+            row: The values of the features in their own units: a dictionary by name, a row of a
+                frame, or as many values as there are features, in their order.
+            state: That after the row before; None at the first row.
+            time: Of this row, if the network reads the time since the row before; by default the
+                time column of a dictionary.
+        """
+        return step(self.network, self.description, row, state, time)
 
     def _answer(
         self, data: Any, options: JsonDict, decide: Callable[[np.ndarray], np.ndarray]
