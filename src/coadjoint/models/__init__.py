@@ -13,6 +13,8 @@ Example: the forecast of a series from Python; `co.load("runs/waves")` is the mo
 This package imports `training` and the packages before it.
 
 model       Model: predictions from files, arrays and frames; load: the model of a run folder
+evaluating  metrics on labelled data, with confidence intervals
+bootstrap   metrics of weighted entries
 stepping    one row at a time
 answers     outputs of a network as labels and numbers, in the form of the data
 """

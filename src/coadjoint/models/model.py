@@ -23,6 +23,7 @@ from ..tasks.new_data import read_new
 from ..tasks.prediction import Prediction
 from ..training.predict import compute_outputs, load_best, with_note_on_windows
 from .answers import Answers, arrange, decide, labels_of, probabilities
+from .evaluating import LEVEL, RESAMPLES, Assessment, assess
 from .stepping import Row, StepAnswer, StepState, step
 
 
@@ -155,6 +156,36 @@ class Model:
         """
         prediction = self.prepare(data, **options)
         return {column.name: column.values for column in prediction.table(self.outputs(prediction))}
+
+    def evaluate(
+        self,
+        data: Any,
+        targets: Any = None,
+        *,
+        resamples: int = RESAMPLES,
+        level: float = LEVEL,
+        seed: int = 0,
+        **options: Any,
+    ) -> Assessment:
+        """Return all metrics on labelled data, of each class or target too, with intervals.
+
+            model.evaluate(frame).metrics["accuracy"].low
+
+        Args:
+            data: A path, arrays or a frame.
+            targets: Those of arrays; of a path or a frame they are columns, which `target` names if
+                they are called otherwise than in training.
+            resamples: Of the bootstrap for the intervals; 0 leaves them out.
+            level: Of the intervals.
+            seed: Of the resamples.
+            **options: Those of `prepare`, and target.
+        """
+        options = dict(options)
+        beside = {name: options.pop(name, None) for name in ("lengths", "ids", "times")}
+        source = source_of(data, "data", targets=targets, **beside)
+        prediction = self._prepare(source, labelled=True, **options)
+        a = prediction.collect(self.outputs(prediction))
+        return assess(prediction, a, resamples=resamples, level=level, seed=seed)
 
     def step(
         self, row: Row, state: StepState | None = None, time: Any = None
