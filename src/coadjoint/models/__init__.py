@@ -14,6 +14,7 @@ This package imports `training` and the packages before it.
 
 model       Model: predictions from files, arrays and frames; load: the model of a run folder
 evaluating  metrics on labelled data, with confidence intervals
+evaluation_page  the same as a page
 bootstrap   metrics of weighted entries
 stepping    one row at a time
 answers     outputs of a network as labels and numbers, in the form of the data
