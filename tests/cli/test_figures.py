@@ -169,8 +169,7 @@ def test_a_run_is_printed_beside_its_baselines(run):
     assert lines[heads + 5].startswith("linear: ")
     assert lines[heads + 6] == (
         "The network does not beat the linear model on valid. What may help: more --epochs, "
-        "another --lr, --cell gru or lstm, --penalty log-ratio or a search for settings "
-        "(coadjoint tune)."
+        "another --lr, --penalty log-ratio or a search for settings (coadjoint tune)."
     )
     result = json.loads(Path("a/result.json").read_text())
     assert result["metric"] == "accuracy"
