@@ -17,7 +17,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import own_runs
@@ -132,14 +131,15 @@ class Results:
             return values[0], math.nan
         return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
 
-    def silent_seeds(self, name: str, higher: bool) -> tuple[list[int], list[int]]:
-        """The seeds at which the linear model is better on test by more than is allowed.
+    def worse_seeds(self, name: str, higher: bool) -> tuple[list[int], list[int]]:
+        """The seeds at which the linear model is better on the test part by more than is allowed.
 
-        Returns all of them, and those at which the best baseline beats the network neither on the
-        validation part nor on the test part, so that `coadjoint train` says nothing.
+        Returns all of them, and those at which a baseline is also as good as the network on the
+        validation part, where `coadjoint train` advises. At the others it says that a baseline is
+        better on the test part.
         """
         worse = []
-        silent = []
+        seen = []
         for seed, value in self.test[name, "ours"].items():
             to_beat = self.test.get((name, "linear"), {}).get(seed, math.nan)
             if not is_much_worse(value, to_beat, higher):
@@ -150,9 +150,9 @@ class Results:
             known = [v for v in others if not math.isnan(v)]
             is_beaten = max(known) >= mine if higher else min(known) <= mine
             is_perfect = mine == (1.0 if higher else 0.0)
-            if not is_beaten or is_perfect:
-                silent.append(seed)
-        return worse, silent
+            if is_beaten and not is_perfect:
+                seen.append(seed)
+        return worse, seen
 
 
 def is_much_worse(value: float, to_beat: float, higher: bool) -> bool:
@@ -182,9 +182,9 @@ def format_number(value: float, digits: int = 3) -> str:
 
 
 def size_of(meta: Row) -> str:
-    """The training part: sequences x steps x features, or samples x features."""
+    """The training part: sequences × steps × features, or samples × features."""
     size = meta["sizes"].get("train_u") or meta["sizes"]["train_x"]
-    return " x ".join(str(n) for n in size)
+    return " × ".join(str(n) for n in size)
 
 
 KINDS = {"classify": "accuracy, %", "regress": "mse", "next": "mse, next step"}
@@ -203,18 +203,19 @@ def table(folder: Path, out: Path, only: list[str]) -> None:
             print(row_of(results, name, meta[name]))
         print()
         print(count_against_lstm(results, names, meta))
+        print(count_against_simple(results, names, meta))
         for line in count_against_linear(results, names, meta):
             print(line)
 
 
 def row_of(results: Results, name: str, meta: Row) -> str:
-    """A row of the table; marked where a network is worse than the loop or the linear model."""
+    """A row of the table: * where the loop is better by a standard error, † the linear model."""
     higher = meta["kind"] == "classify"
     cells = []
     for method in SHOWN:
         cells.append(format_metric(*results.mean(name, method), higher))
     if not math.isnan(results.mean(name, "lstm")[0]) and not holds(results, name, higher):
-        cells[0] += " <"
+        cells[0] += " *"
     if is_much_worse(results.mean(name, "ours")[0], results.mean(name, "linear")[0], higher):
         cells[0] += " †"
     metric = KINDS[meta["kind"]] + (", every step" if meta["at"] == "every" and higher else "")
@@ -241,16 +242,29 @@ def count_against_lstm(results: Results, names: list[str], meta: dict[str, Row])
 
 
 def count_against_linear(results: Results, names: list[str], meta: dict[str, Row]) -> list[str]:
-    """Where the linear model is better by more than allowed, and at how many seeds it is said."""
+    """Where the linear model is better by more than is allowed, and where validation shows it."""
     lines = []
     for name in names:
         higher = meta[name]["kind"] == "classify"
-        worse, silent = results.silent_seeds(name, higher)
-        ours, linear_model = results.mean(name, "ours")[0], results.mean(name, "linear")[0]
-        if worse:
-            mark = "worse" if is_much_worse(ours, linear_model, higher) else "not worse"
-            lines.append(
-                f"{name}: {mark} than linear in the mean; worse at {len(worse)} seeds, "
-                f"of which the validation part shows {len(worse) - len(silent)}"
-            )
+        worse, seen = results.worse_seeds(name, higher)
+        if not worse:
+            continue
+        ours, to_beat = results.mean(name, "ours")[0], results.mean(name, "linear")[0]
+        verdict = "worse" if is_much_worse(ours, to_beat, higher) else "not worse"
+        lines.append(
+            f"{name}: {verdict} than the linear model in the mean; worse at {len(worse)} of "
+            f"{len(results.test[name, 'ours'])} seeds, on the validation part too at {len(seen)}"
+        )
     return lines
+
+
+def count_against_simple(results: Results, names: list[str], meta: dict[str, Row]) -> str:
+    """Where a constant or the last value is better than the defaults by more than is allowed."""
+    found = []
+    for name in names:
+        higher = meta[name]["kind"] == "classify"
+        ours = results.mean(name, "ours")[0]
+        others = [results.mean(name, method)[0] for method in ("constant", "last value")]
+        if any(is_much_worse(ours, other, higher) for other in others):
+            found.append(name)
+    return f"Worse than a constant or the last value: {', '.join(found) or 'nowhere'}."
