@@ -16,6 +16,7 @@ splits               what is split off from the training file, also in older run
 progress             progress lines and bars
 train                train, resume, replay
 predict              predict, report
+explain              explain
 lists                tasks, cells
 online, compare, tune, diagnose, demo    the commands of these names
 benchmark            bench
@@ -39,7 +40,7 @@ from .program import app, main
 
 # Settings are pydantic models; commands without settings run without it.
 try:
-    from . import compare, demo, diagnose, lists, online, predict, train, tune
+    from . import compare, demo, diagnose, explain, lists, online, predict, train, tune
 except ModuleNotFoundError as error:
     if error.name != "pydantic":
         raise
@@ -51,7 +52,7 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict report diagnose tasks cells demo"
+        "train resume online replay compare tune predict explain report diagnose tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -59,7 +60,7 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "report", "compare", "tune", "online", "diagnose",
+    "demo", "train", "resume", "predict", "explain", "report", "compare", "tune", "online", "diagnose",
     "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 

@@ -172,7 +172,7 @@ def attribute(
     baseline: Tensor,
     goal: Goal,
     method: str = "integrated-gradients",
-    tolerance: float = 1e-6,
+    tolerance: float = 1e-4,
 ) -> Attribution:
     """Attribute the outputs of a batch to its inputs.
 
