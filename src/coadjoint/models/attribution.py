@@ -12,7 +12,6 @@ gradients are complete: their sum is q(u) - q(u') but for the error of that sum,
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,8 +25,11 @@ from ..objectives.batch import Batch
 
 METHODS = ("integrated-gradients", "gradient-x-input")
 QUANTITIES = ("log-odds", "probability", "logit")  # of a class
-NODES = 16  # of one Gauss-Legendre rule, exact for polynomials of degree 31
-MOST_NODES = 1024
+NODES = 8  # of a Gauss-Legendre rule, exact for polynomials of degree 15
+GAUSS = np.polynomial.legendre.leggauss(NODES)  # places and weights on -1..1
+MOST_NODES = 4096  # points of one sample after which panels are no longer halved
+LEAST_WIDTH = 2.0**-40  # of a panel
+GAP_SHARE = 1 / 64  # of the tolerance, that one panel may take
 ENTRIES_AT_ONCE = 1 << 21  # of the inputs that run at the same time
 
 
@@ -45,18 +47,13 @@ class Goal(NamedTuple):
     scale: float = 1.0
     offset: float = 0.0
 
-    def repeat(self, times: int) -> Goal:
-        """The goal of a batch that holds the samples `times` times, one copy after the other."""
-        step = None if self.step is None else self.step.repeat(times)
-        return self._replace(output=self.output.repeat(times), step=step)
-
     def select(self, index: Tensor) -> Goal:
         """The goal of some of the samples."""
         step = None if self.step is None else self.step[index]
         return self._replace(output=self.output[index], step=step)
 
     def of(self, a: Tensor) -> Tensor:
-        """q [B] of the pre-outputs a, [B, outputs] or [T, B, outputs]."""
+        """The output q [B] of the pre-outputs a, [B, outputs] or [T, B, outputs]."""
         a = at_steps(a, self.step)
         chosen = a.gather(1, self.output[:, None])[:, 0]
         if self.quantity == "logit":
@@ -144,11 +141,11 @@ class Differentiator:
             return self.net.run(batch).a
 
     def value(self, batch: Batch, goal: Goal) -> Tensor:
-        """q [B]."""
+        """The output q, [B]."""
         return goal.of(self.pre_outputs(batch))
 
     def run(self, batch: Batch, goal: Goal) -> tuple[Tensor, NetRun, Tensor]:
-        """q [B], the run it comes from, and dq/du, shaped like u."""
+        """The output q [B], the run it comes from, and dq/du, shaped like u."""
         u = batch.u.detach().requires_grad_()
         with torch.enable_grad():
             run = self.net.run(replace(batch, u=u))
@@ -161,7 +158,8 @@ class Differentiator:
 
 def log_costates(run: NetRun, value: Tensor) -> Tensor:
     """log10 ||dq/dx_t|| [T + 1, B] of a run, of its layers that read forwards; NaN past its end."""
-    lam = run.costates(value).forwards().detach()
+    # Values [B] are taken in place of a loss.
+    lam = run.costates(value).forwards().detach()  # type: ignore[arg-type]
     logs = lam.log_norms() / np.log(10)
     return torch.where(lam.mask, logs, torch.nan)
 
@@ -176,8 +174,8 @@ def attribute(
 ) -> Attribution:
     """Attribute the outputs of a batch to its inputs.
 
-    Integrated gradients take 16 points, and twice as many for those samples whose relative gap is
-    above the tolerance, up to 1024.
+    Integrated gradients take 16 points for each sample, and more where the gap is above the
+    tolerance: see `integrate`.
 
     Args:
         differentiator: Of the network.
@@ -185,7 +183,7 @@ def attribute(
         baseline: The inputs u' at which attributions begin, shaped like the batch's.
         goal: The outputs to explain.
         method: One of METHODS.
-        tolerance: The largest relative gap that needs no more points.
+        tolerance: The relative gap to reach.
     """
     choose("method", method, METHODS)
     axis = differentiator.net.sample_axis
@@ -205,20 +203,7 @@ def attribute(
     if method == "gradient-x-input":
         entries = (u - baseline) * gradient
         return Attribution(entries, value, start, count, costates, axis)
-    entries = torch.zeros_like(u)
-    open_samples = torch.arange(len(value), device=u.device)
-    nodes = NODES
-    while len(open_samples) and nodes <= MOST_NODES:
-        part = select_samples(batch, open_samples, axis)
-        begin = baseline.index_select(axis, open_samples)
-        mean = mean_gradient(differentiator, part, begin, goal.select(open_samples), nodes)
-        found = (part.u - begin) * mean
-        entries.index_copy_(axis, open_samples, found)
-        count[open_samples.cpu()] = nodes
-        change = (value - start)[open_samples]
-        gap = sum_entries(found, axis) - change
-        open_samples = open_samples[relative_gap(gap, found, change, axis) > tolerance]
-        nodes *= 2
+    entries, count = integrate(differentiator, batch, baseline, goal, (start, value), tolerance)
     return Attribution(entries, value, start, count, costates, axis)
 
 
@@ -230,36 +215,146 @@ def select_samples(batch: Batch, index: Tensor, axis: int) -> Batch:
     return replace(batch, u=batch.u.index_select(axis, index), lengths=lengths)
 
 
-def mean_gradient(
-    differentiator: Differentiator, batch: Batch, baseline: Tensor, goal: Goal, nodes: int
-) -> Tensor:
-    """The integral of dq/du over the straight way from the baseline to the batch's inputs.
+class Panels(NamedTuple):
+    """Parts of the straight ways from baselines to inputs, K of them.
 
-    Several points of the way run at the same time, as samples of one batch.
+    sample       [K] the number of the sample whose way it is
+    left, right  [K] where on the way, 0 <= left < right <= 1;  begin, end: q there
     """
-    axis = differentiator.net.sample_axis
-    u = batch.u
-    places, weights = gauss_legendre(nodes)
-    at_once = max(1, ENTRIES_AT_ONCE // max(1, u.numel()))
-    total = torch.zeros_like(u)
-    for begin in range(0, nodes, at_once):
-        chosen = slice(begin, begin + at_once)
-        points = [baseline + place * (u - baseline) for place in places[chosen]]
-        lengths = batch.lengths
-        if lengths is not None:
-            lengths = torch.as_tensor(lengths).repeat(len(points))
-        many = replace(batch, u=torch.cat(points, axis), lengths=lengths)
-        _, _, gradient = differentiator.run(many, goal.repeat(len(points)))
-        for part, weight in zip(gradient.chunk(len(points), axis), weights[chosen], strict=True):
-            total += weight * part
-    return total
+
+    sample: Tensor
+    left: Tensor
+    right: Tensor
+    begin: Tensor
+    end: Tensor
+
+    def select(self, index: Tensor | slice) -> Panels:
+        """Some of the panels, by number or by [K] booleans."""
+        return Panels(*(values[index] for values in self))
+
+    def places(self) -> Tensor:
+        """The nodes of all panels, [K, NODES]."""
+        within = torch.as_tensor((GAUSS[0] + 1) / 2).to(self.left)
+        return self.left[:, None] + (self.right - self.left)[:, None] * within
 
 
-def gauss_legendre(nodes: int) -> tuple[Sequence[float], Sequence[float]]:
-    """Places and weights of an integral over 0..1: the rule of NODES in equal panels."""
-    panels = nodes // NODES
-    places, weights = np.polynomial.legendre.leggauss(NODES)
-    within = (places + 1) / 2
-    all_places = (np.arange(panels)[:, None] + within) / panels
-    all_weights = np.tile(weights / 2 / panels, panels)
-    return all_places.reshape(-1).tolist(), all_weights.tolist()
+class Way:
+    """The straight ways from the baselines of some samples to their inputs."""
+
+    def __init__(
+        self, differentiator: Differentiator, batch: Batch, baseline: Tensor, goal: Goal
+    ) -> None:
+        """batch: of the inputs, in float64; baseline: shaped like them; goal: what q is."""
+        self.differentiator = differentiator
+        self.batch = batch
+        self.axis = differentiator.net.sample_axis
+        self.baseline = baseline
+        self.change = batch.u - baseline
+        self.goal = goal
+        entries = max(1, batch.u.numel() // max(1, batch.u.shape[self.axis]))
+        self.panels_at_once = max(1, ENTRIES_AT_ONCE // entries // NODES)
+
+    def points(self, sample: Tensor, place: Tensor) -> tuple[Batch, Goal]:
+        """The inputs at places [P] on the ways of samples [P], and the goal there."""
+        chosen = select_samples(self.batch, sample, self.axis)
+        change = self.change.index_select(self.axis, sample)
+        shape = [1] * change.dim()
+        shape[self.axis] = -1
+        u = self.baseline.index_select(self.axis, sample) + place.reshape(shape) * change
+        return replace(chosen, u=u), self.goal.select(sample)
+
+    def value(self, sample: Tensor, place: Tensor) -> Tensor:
+        """The output q [P] at places [P] on the ways of samples [P]."""
+        many = self.panels_at_once * NODES
+        parts = []
+        for some, where in zip(sample.split(many), place.split(many), strict=True):
+            parts.append(self.differentiator.value(*self.points(some, where)))
+        return torch.cat(parts)
+
+    def integrals(self, panels: Panels) -> Tensor:
+        """The integrals of dq/du over panels times the change of the inputs, [K, ...]."""
+        sample = panels.sample.repeat_interleave(NODES)
+        _, _, gradient = self.differentiator.run(*self.points(sample, panels.places().reshape(-1)))
+        by_node = gradient.movedim(self.axis, 0).unflatten(0, (-1, NODES))
+        weights = torch.as_tensor(GAUSS[1] / 2).to(gradient)
+        means = torch.einsum("kn...,n->k...", by_node, weights)
+        width = (panels.right - panels.left).reshape(-1, *(1,) * (means.dim() - 1))
+        change = self.change.movedim(self.axis, 0)[panels.sample]
+        integrals: Tensor = means * width * change
+        return integrals
+
+
+def integrate(
+    differentiator: Differentiator,
+    batch: Batch,
+    baseline: Tensor,
+    goal: Goal,
+    ends: tuple[Tensor, Tensor],
+    tolerance: float,
+) -> tuple[Tensor, Tensor]:
+    """Integrated gradients, shaped like the inputs, and the points they took, [B].
+
+    Each way begins as two panels with the Gauss-Legendre rule of NODES points. What a panel's
+    attributions add up to is known, the change of q along it. So panels with a gap, such as those
+    in which a relu turns on, are halved until each gap is small beside the tolerance.
+
+    Args:
+        differentiator: Of the network.
+        batch: The samples, in float64.
+        baseline: The inputs u', shaped like the batch's.
+        goal: The outputs to explain.
+        ends: q [B] at the baselines and at the inputs.
+        tolerance: The relative gap to reach.
+    """
+    way = Way(differentiator, batch, baseline, goal)
+    start, value = ends
+    every = torch.arange(len(value), device=value.device)
+    zero = torch.zeros_like(value)
+    middle = way.value(every, zero + 0.5)
+    panels = Panels(
+        every.repeat(2),
+        torch.cat([zero, zero + 0.5]),
+        torch.cat([zero + 0.5, zero + 1]),
+        torch.cat([start, middle]),
+        torch.cat([middle, value]),
+    )
+    total = torch.zeros_like(batch.u).movedim(way.axis, 0)
+    count = torch.zeros(len(value), dtype=torch.long, device=value.device)
+    size = size_of_attributions(way, panels, value - start)
+    while len(panels.sample):
+        unfinished = []
+        for first in range(0, len(panels.sample), way.panels_at_once):
+            some = panels.select(slice(first, first + way.panels_at_once))
+            found = way.integrals(some)
+            gap = found.flatten(1).sum(1) - (some.end - some.begin)
+            count.index_add_(0, some.sample, torch.full_like(some.sample, NODES))
+            is_open = gap.abs() > tolerance * GAP_SHARE * size[some.sample]
+            is_open &= count[some.sample] < MOST_NODES
+            is_open &= some.right - some.left > LEAST_WIDTH
+            total.index_add_(0, some.sample[~is_open], found[~is_open])
+            unfinished.append(halve(way, some.select(is_open)))
+        panels = Panels(*map(torch.cat, zip(*unfinished, strict=True)))
+    return total.movedim(0, way.axis), count.cpu()
+
+
+def size_of_attributions(way: Way, panels: Panels, change: Tensor) -> Tensor:
+    """The size [B] beside which gaps are judged: the sum of |attributions|, as first estimated.
+
+    It is at least |change|, the change of q from the baseline to the input.
+    """
+    size = torch.zeros_like(change)
+    for first in range(0, len(panels.sample), way.panels_at_once):
+        some = panels.select(slice(first, first + way.panels_at_once))
+        size.index_add_(0, some.sample, way.integrals(some).abs().flatten(1).sum(1))
+    return torch.maximum(size, change.abs())
+
+
+def halve(way: Way, panels: Panels) -> Panels:
+    """The two halves of each panel."""
+    if not len(panels.sample):
+        return panels
+    middle = (panels.left + panels.right) / 2
+    value = way.value(panels.sample, middle)
+    first = panels._replace(right=middle, end=value)
+    second = panels._replace(left=middle, begin=value)
+    return Panels(*map(torch.cat, zip(first, second, strict=True)))

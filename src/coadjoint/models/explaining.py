@@ -35,7 +35,7 @@ from ..tasks.description import Description, PathLike
 from ..tasks.prediction import Prediction, entry_names
 from ..training.predict import load_model
 from .attribution import METHODS, QUANTITIES, Attribution, Differentiator, Goal, at_steps, attribute
-from .explanation import Explanation, Explained
+from .explanation import Explained, Explanation
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -130,7 +130,7 @@ def load_for_explaining(
             f"{run} was trained on task '{description.get('task')}', not on files, so it cannot "
             "explain a file."
         )
-    return net, Data.for_prediction(description["data"], data, whole=whole, **reading)
+    return net, Data.for_prediction(description["data"], data, whole=whole, **reading)  # type: ignore[arg-type]
 
 
 def explain_prediction(net: Net, prediction: Prediction, wish: Wish | None = None) -> Explanation:
@@ -243,7 +243,9 @@ def some_batches(prediction: Prediction, limit: int | None) -> Iterator[tuple[in
     """The batches of a prediction with the number of their first sample, up to a limit."""
     some = prediction
     if limit is not None and limit < len(prediction):
-        some = replace(prediction, cut=replace(prediction.cut, pieces=prediction.cut.pieces[:limit]))
+        some = replace(
+            prediction, cut=replace(prediction.cut, pieces=prediction.cut.pieces[:limit])
+        )
     first = 0
     for ids, batch in some.batches(SAMPLES_AT_ONCE):
         yield first, batch
@@ -306,13 +308,15 @@ def baseline_inputs(description: Description, batch: Batch, baseline: str | Arra
 
 def zero_inputs(description: Description) -> np.ndarray:
     """The scaled inputs [width] of a row whose numbers are 0, that holds no word and no gap."""
-    scales = dict(zip(description.features, zip(description.mean, description.std, strict=True)))
     numbers = []
-    for name in description.numeric:
-        mean, std = scales[name]
-        numbers.append(-mean / std)
+    scales = zip(description.features, description.mean, description.std, strict=True)
+    for name, mean, std in scales:
+        if name not in description.categories:
+            numbers.append(-mean / std)
     masks = [0.0 for _ in description.masked]
-    words = itertools.chain.from_iterable(description.shares[name] for name in description.categories)
+    words = itertools.chain.from_iterable(
+        description.shares[name] for name in description.categories
+    )
     gap = description.gap
     gaps = [-gap["mean"] / gap["std"]] if gap else []
     return np.array([*numbers, *masks, *(-share for share in words), *gaps])
@@ -335,12 +339,10 @@ def sum_columns(values: np.ndarray, description: Description) -> np.ndarray:
         values = values.reshape(description.width, *places)
     names = column_names(description)
     place = [names.index(column) for column in description.input_columns]
-    axis = 1 if has_time else 0
-    shape = list(values.shape)
-    shape[axis] = len(names)
-    summed = np.zeros(shape)
-    np.add.at(summed, (slice(None), place) if has_time else (place,), values)
-    return summed
+    columns_first = values.T if has_time else values
+    summed = np.zeros((len(names), *columns_first.shape[1:]))
+    np.add.at(summed, place, columns_first)
+    return summed.T if has_time else summed
 
 
 def split_samples(

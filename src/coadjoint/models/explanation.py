@@ -127,7 +127,7 @@ class Explanation:
         for values in self.attributions:
             columns_first = np.moveaxis(np.abs(values), axis, 0)
             sums.append(columns_first.reshape(len(self.columns), -1).sum(1))
-        return np.mean(sums, 0)
+        return np.array(sums).mean(0)
 
     @cached_property
     def by_step(self) -> np.ndarray:
@@ -164,7 +164,7 @@ class Explanation:
         outputs = list(dict.fromkeys(sample.output for sample in self.samples))
         text = f"'{one_line(outputs[0])}'"
         if self.quantity == "value":
-            text += ", in its units"
+            text += ", in its units,"
         elif self.predicted:
             text = f"{QUANTITY_WORDS[self.quantity]} of the predicted class"
         else:
@@ -173,7 +173,7 @@ class Explanation:
             steps = {sample.step for sample in self.samples}
             all_last = all(s.step == len(s.rows) - 1 for s in self.samples)
             where = f"step {min(step or 0 for step in steps)}" if len(steps) == 1 else "one step"
-            text += ", at the last step" if all_last else f", at {where}"
+            text = text.rstrip(",") + (", at the last step" if all_last else f", at {where}") + ","
         count = len(self)
         return f"{text} of {count:,} {self.unit}{'s' * (count != 1)}"
 
