@@ -110,7 +110,7 @@ def overview_section(found: Explanation) -> PageSection:
             "x": f"mean |attribution|, {units(found)}",
         },
     )
-    figures = [bars]
+    figures = [bars] if len(found.columns) > 1 else []
     if found.is_image:
         figures.append(mean_image(found))
     if found.by_layer:

@@ -127,7 +127,8 @@ class Explanation:
         for values in self.attributions:
             columns_first = np.moveaxis(np.abs(values), axis, 0)
             sums.append(columns_first.reshape(len(self.columns), -1).sum(1))
-        return np.array(sums).mean(0)
+        means: np.ndarray = np.array(sums).mean(0)
+        return means
 
     @cached_property
     def by_step(self) -> np.ndarray:
