@@ -761,7 +761,7 @@ def test_attention_readouts_equal_a_loop_by_hand():
             close(run.y_hat[j], net.V @ (a @ x) + net.b_o, 1e-12)
 
 
-@pytest.mark.parametrize("readout", ["tilted", "tilted-tanh", "attention"])
+@pytest.mark.parametrize("readout", ["mean", "tilted", "tilted-tanh", "attention"])
 def test_summaries_need_the_whole_sequence(readout):
     net, batch = make("elman", readout=readout), co.Batch(inputs(), torch.zeros(B, 2, dtype=F64))
     assert (net.readout, net.summary) == ("last", readout)
@@ -774,6 +774,7 @@ def test_summaries_need_the_whole_sequence(readout):
 @pytest.mark.parametrize(
     ("cell", "readout"),
     [
+        ("elman", "mean"),
         ("elman", "tilted"),
         ("elman", "tilted-tanh"),
         ("elman", "attention"),
@@ -854,7 +855,7 @@ def test_temporal_components_of_every_cell_add_up_to_the_gradient(name):
 
 TRAINED = [
     *((name, "last") for name in (*CELLS, "lstm-1997-truncated")),
-    *(("elman", r) for r in ("tilted", "tilted-tanh", "attention")),
+    *(("elman", r) for r in ("mean", "tilted", "tilted-tanh", "attention")),
 ]
 
 

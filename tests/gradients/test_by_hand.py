@@ -230,6 +230,17 @@ def test_losses_masks_and_weights_count(loss, given, count_by_hand):
     assert count_by_hand == [True, True]
 
 
+@pytest.mark.parametrize(
+    ("loss", "output"), [("squared", "identity"), ("cross-entropy", "softmax")]
+)
+def test_slopes_of_real_targets_are_written_down(loss, output, count_by_hand):
+    chain, batch = problem("widths", output=output)
+    batch = co.Batch(batch.u, torch.rand(3, 3, dtype=F64))  # they need not sum to 1
+    expected = through_graph(chain, batch, loss, "log-ratio")
+    assert_close(co.Penalised("log-ratio", 0.7)(chain, batch, loss).gradient, expected)
+    assert count_by_hand == [True]
+
+
 def test_pretraining_minimises_the_penalty_alone():
     chain, batch = problem("widths")
     truth = Truth(chain, batch)

@@ -450,7 +450,8 @@ BUILD = [
     (
         {"readout": None},
         co.KindError,
-        "readout must be a name, one of attention, every, last, tilted, tilted-tanh; got NoneType",
+        "readout must be a name, one of attention, every, last, mean, tilted, tilted-tanh; got "
+        "NoneType",
     ),
     (
         {"output": "sofmax"},

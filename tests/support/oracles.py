@@ -245,6 +245,10 @@ def slowed(cell, W, p):
     return torch.cat([W[:, : len(W)], W[:, len(W) :] * slowness(p)], 1)
 
 
+def mean(h, theta, case):
+    return sum(h) / len(h)
+
+
 def tilted(h, theta, case):
     return torch.log(sum(torch.exp(case.tilt * y) for y in h) / len(h)) / case.tilt
 
@@ -264,7 +268,12 @@ def attention(h, theta, case):
     return sum(w * y for w, y in zip(e, h, strict=True)) / sum(e)
 
 
-SUMMARIES = {"tilted": tilted, "tilted-tanh": tilted_tanh, "attention": attention}
+SUMMARIES = {
+    "mean": mean,
+    "tilted": tilted,
+    "tilted-tanh": tilted_tanh,
+    "attention": attention,
+}
 
 OUTPUTS = {
     "identity": lambda a: a,

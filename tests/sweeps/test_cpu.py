@@ -160,6 +160,7 @@ def test_threads_and_batches_change_no_number_of_a_sample(name, monkeypatch):
 
     expected = swept(whole)
     monkeypatch.setattr(c_engine, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(c_engine, "WORK_PER_THREAD_BY_STEP", 1)
     for threads in (2, 3, 7):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         for found, true in zip(swept(whole), expected, strict=True):

@@ -223,6 +223,37 @@ def test_children_are_found_by_all_their_names():
     assert len(list(module.named_children())) == 1
 
 
+def test_parameters_are_named_as_torch_names_them():
+    shared = nn.Linear(2, 2)
+    inner = nn.Sequential(nn.Linear(2, 3, bias=False), shared)
+    module = nn.ModuleDict({"first": inner, "second": nn.Sequential(shared, nn.Linear(2, 2))})
+    module["second"][1].weight = shared.weight
+    module.register_parameter("own", nn.Parameter(torch.zeros(1)))
+    ours = internals.named_parameters(module)
+    theirs = list(module.named_parameters())
+    assert [name for name, _ in ours] == [name for name, _ in theirs]
+    assert all(p is q for (_, p), (_, q) in zip(ours, theirs, strict=True))
+
+    class Named(nn.Linear):
+        def named_parameters(self, *args, **options):
+            yield "other", self.weight
+
+    assert [name for name, _ in internals.named_parameters(Named(2, 2))] == ["other"]
+
+
+def test_parameters_of_a_module_itself_are_known():
+    module = nn.Linear(2, 2, bias=False)
+    assert list(internals.own_parameters(module)) == ["weight", "bias"]
+    assert internals.own_parameters(module)["weight"] is module.weight
+    assert internals.is_plain_parameter(module.weight)
+    assert internals.is_plain_parameter(None)
+    handle = module.weight.register_hook(lambda g: g)
+    assert not internals.is_plain_parameter(module.weight)
+    handle.remove()
+    assert internals.is_plain_parameter(module.weight)
+    assert not internals.is_plain_parameter(module.weight.detach())
+
+
 def test_parameters_that_are_not_made_from_others_are_known():
     module = nn.Linear(2, 2)
     assert internals.has_parameter(module, "weight")

@@ -11,8 +11,10 @@ import pytest
 from coadjoint.errors import CoadjointError, ConfigError, DataError, MissingError
 from coadjoint.tasks.data import Data
 from coadjoint.tasks.files import packed, read
+from coadjoint.tasks.files.arrow import ArrowRows
 from coadjoint.tasks.files.kept import read_columns
 from coadjoint.tasks.files.sheet import Options
+from coadjoint.tasks.files.source import load_file
 from coadjoint.tasks.files.stream import File
 from paths import put
 
@@ -249,6 +251,11 @@ class TestArrow:
         with pytest.raises(DataError, match=r"Name it .arrow"):
             read(put(tmp_path, "e.csv", content), Options())
 
+    def test_rows_one_by_one(self, tmp_path):
+        path = self.write(tmp_path / "d.arrow", self.columns(), batch=3)
+        rows = ArrowRows(load_file(path, 1 << 20), 1 << 20)
+        assert list(rows)[::3] == [(1, ["x", 1.0, "up"]), (4, ["y", 4.5, "down"])]
+
     def test_samples_without_time(self, tmp_path):
         path = self.write(tmp_path / "d.feather", {"a": [1.0, 2.0], "target": ["u", "v"]})
         assert read(path, Options(rows="samples")).shape == (1,)
@@ -364,6 +371,8 @@ class TestWide:
             read(path, Options(wide=True, rows="samples"))
         with pytest.raises(ConfigError, match="--time names a column"):
             read(path, Options(wide=True, time="age"))
+        with pytest.raises(ConfigError, match="--categorical names features of words"):
+            read(path, Options(wide=True, categorical=("t1",)))
         np.save(tmp_path / "d.npy", np.zeros((2, 3)))
         with pytest.raises(DataError, match="--wide reads tables"):
             read(tmp_path / "d.npy", Options(wide=True, **NEXT))

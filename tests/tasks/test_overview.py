@@ -115,6 +115,14 @@ def test_equal_steps_are_equal_in_every_sequence(tmp_path):
     assert equal_steps(read(put(tmp_path, "d.csv", table(rows)))) == {}
 
 
+def test_words_are_no_times(tmp_path):
+    rows = [(f"w{i}", i % 3, i * i % 7) for i in range(9)]
+    path = put(tmp_path, "d.csv", table(rows, "word,a,target"))
+    data = Data.read(path, kind="regress", at="every", categorical="word", split=(1, 0, 0))
+    assert data.overview.hints == []
+    assert "inputs    2 features: word, a" in data.summary()
+
+
 def test_many_names_are_shortened(tmp_path):
     assert join_some(list("abc")) == "a, b, c"
     assert join_some([str(i) for i in range(90)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ..., 89"

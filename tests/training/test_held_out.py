@@ -65,6 +65,15 @@ def test_forecasts_are_kept_with_their_rows_times_and_units(tmp_path):
     assert errors["mean"] == pytest.approx(residual.mean(), rel=1e-5)
 
 
+def test_columns_of_words_are_not_predicted(tmp_path):
+    lines = ["x,city"]
+    lines += [f"{np.sin(k):.6f},{('Rome', 'Oslo')[k % 2]}" for k in range(ROWS)]
+    (tmp_path / "s.csv").write_text("\n".join(lines))
+    task = Data.read(tmp_path / "s.csv", kind="next", window=6, categorical="city")
+    _, found = collect(task)
+    assert found["outputs"] == ["x"]
+
+
 def test_missing_targets_are_not_judged(tmp_path):
     path = write_series(tmp_path / "s.csv", gaps=(20,))
     task = Data.read(

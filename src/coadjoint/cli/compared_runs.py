@@ -219,7 +219,8 @@ def lay_out(
         (folder / "runs").mkdir(parents=True)
         (folder / "configs").mkdir()
     for name, config in configs.items():
-        settings.dump(setting_flags.to_plain_dict(config), folder / "configs" / f"{name}.yaml")
+        # What nobody gave is resolved by the run, for your own data by what it reads.
+        settings.dump(setting_flags.given_by_user(config), folder / "configs" / f"{name}.yaml")
     # The table has all rows of the first task, then those of the second, ...
     titles = [entry["task"] for entry in table[:: len(rows)]]
     content = {

@@ -97,7 +97,7 @@ def explain(
     Each value of DATA gets its share in the change of the output from a baseline to the input.
     """
     from ..models.explained_page import write_page
-    from ..models.explaining import explain as explain_file
+    from ..models.model import load
     from ..training.prediction_files import check_output_name, refuse_source, write_table
 
     check_output_name(out)
@@ -107,8 +107,7 @@ def explain(
         page = out.with_name(f"{out.name.partition('.')[0] or out.name}.html")
     for path in (out, page or out):
         refuse_source(path, data, f"that {data.name} was", "the explanation")
-    found = explain_file(
-        run,
+    found = load(run, warn).explain(
         data,
         method=method,
         baseline=baseline,
@@ -118,7 +117,6 @@ def explain(
         limit=limit,
         tolerance=tolerance,
         whole=whole,
-        warn=warn,
         **reading,
     )
     write_table(found.table(), out)

@@ -21,7 +21,7 @@ def memory_notes(net: Net, sample: Batch, training: TrainingSection, method: Met
     sample: a batch of one. Only chains, and networks of one layer with a formula, can be predicted.
     """
     if net.sample_axis == 0:
-        return notes_on_depth(net, sample, training.batch)
+        return notes_on_depth(net, sample, training.batch or 1)  # resolved by now
     return notes_on_time(net, len(sample.u), training, method)
 
 
@@ -49,7 +49,7 @@ def notes_on_time(net: Net, T: int, training: TrainingSection, method: Method) -
     layer = net.one_layer
     if layer is None or layer.cell is None or not isinstance(method, BPTT | Penalised):
         return []
-    batch = training.batch
+    batch = training.batch or 1  # resolved by now
     probes = training.probes
     needed = memory.predict(layer, T, batch, method)
     gradient = f"a gradient at T = {T:,} takes about {format_bytes(needed)}"

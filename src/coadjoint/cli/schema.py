@@ -60,7 +60,10 @@ class TaskSection(Section):
     )
     positions: PositiveInt | None = Field(None, description="copy: number of letters to repeat")
     chunk: PositiveInt | None = Field(
-        None, description="music: cut training pieces into chunks of this many time steps"
+        None,
+        description=(
+            "music, your own data: cut training sequences into chunks of this many time steps"
+        ),
     )
 
 
@@ -312,12 +315,16 @@ class TrainingSection(Section):
     """The run."""
 
     steps: PositiveInt | None = Field(
-        None, description="maximum number of training steps (default 10,000)"
+        None,
+        description="maximum number of training steps (default 10,000; your own data: 800 to "
+        "2,000, or 10 epochs)",
     )
     epochs: PositiveInt | None = Field(
         None, description="finite data: passes over the training set, instead of --steps"
     )
-    batch: PositiveInt = Field(32, description="sequences per batch")
+    batch: PositiveInt | None = Field(
+        None, description="sequences per batch (default 32; your own data: by its size, from 16)"
+    )
     accumulate: PositiveInt = Field(1, description="batches averaged per training step")
     clip: PositiveFloat | None = Field(None, description="clip the gradient to this norm")
     clip_value: PositiveFloat | None = Field(

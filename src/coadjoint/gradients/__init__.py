@@ -22,6 +22,7 @@ method           what all methods have in common
 evaluation       Evaluation: losses, penalties, gradient, run and costates
 temporal         the gradient split into the contributions of time steps
 bptt, penalised, truncated, rtrl    the methods
+by_hand          the gradient of dense chains, by sweeps over depth without torch's graph
 factory          make: methods by name and plain options
 influence        dx_t/dtheta, for RTRL
 streams          checks of one arriving time step

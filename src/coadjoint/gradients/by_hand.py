@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..networks.chain import Chain
 from ..networks.chain_loss import slope_formula
-from ..networks.chain_parts import Part, Slopes, are_written_down, split_run
+from ..networks.chain_parts import ChainPart, Slopes, are_written_down, split_run
 from ..networks.chain_run import ChainCostates, ChainRun
 from ..networks.interface import Net
 from ..networks.stretches import ScaledBlock, normalise
@@ -87,11 +87,11 @@ class HandGradient:
     def __init__(self, run: ChainRun, batch: Batch, loss: LossLike, twice: bool) -> None:
         self.run = run
         self.batch = batch
-        self.parts: list[Part] = split_run(run)
+        self.parts: list[ChainPart] = split_run(run)
         self.a = run.a.detach()
         judge = run.judge(loss, batch.y, batch.mask, batch.reduce)
-        formula = slope_formula(judge)
-        if formula is None:
+        self.formula = slope_formula(judge)
+        if self.formula is None:
             with torch.enable_grad():
                 a = self.a.requires_grad_()
                 value = judge.sample_losses(a)
@@ -99,8 +99,7 @@ class HandGradient:
             self.losses = value.detach()
         else:
             self.losses = judge.sample_losses(self.a)
-            with torch.set_grad_enabled(twice):
-                self.top = formula(self.a.requires_grad_(twice))  # dL/da, a function of a
+            self.top = self.formula.slope(self.a)  # dL/da
 
     @staticmethod
     def of(net: Net, batch: Batch, loss: LossLike, twice: bool = False) -> HandGradient | None:
@@ -204,10 +203,23 @@ class HandGradient:
         """The objective's slope by the pre-outputs, [B, n], from those by the losses and lam_L."""
         top = self.top.detach()
         slope = torch.zeros_like(top) if by_loss is None else by_loss[:, None] * top
-        if by_top is not None and self.top.requires_grad:  # otherwise lam_L is constant
-            (through_top,) = torch.autograd.grad(self.top, self.a, by_top)
-            slope += through_top
+        if by_top is not None:
+            slope = slope + self._loss_bend(by_top)
         return slope
+
+    def _loss_bend(self, change: Tensor) -> Tensor:
+        """The change of dL/da along a change of a, [B, n]."""
+        formula = self.formula
+        if formula is not None and formula.loss.bend is not None:
+            return formula.loss.bend(self.a, formula.y, change)
+        top = self.top
+        if formula is not None:
+            with torch.enable_grad():
+                top = formula.slope(self.a.requires_grad_())
+        if not top.requires_grad:  # the loss is made of straight lines
+            return torch.zeros_like(change)
+        (bend,) = torch.autograd.grad(top, self.a, change)
+        return bend
 
     def _adjoint(self, slope: Tensor, by_leaves: Sequence[Slopes]) -> GradientById:
         """The gradient by the id of each parameter, from the objective's slope by a, [B, n]."""

@@ -1,7 +1,19 @@
-"""What to do with a trained network.
+"""Models: what to do with a trained network and the description of its data.
 
-attribution   which entries of an input an output comes from: gradients and integrated gradients
-explaining    the same for the sequences or samples of a file, by column and by step
-explanation   what was found: arrays, a table and a summary in words
-explained_page  the page that shows it
+    model = co.load("runs/waves")
+    model.predict(arrays)          # or a frame, or "new.csv"
+
+This package imports `training` and the packages before it.
+
+model       Model: predictions from files, arrays and frames; load: the model of a run folder
+answers     outputs of a network as labels and numbers, in the form of the data
+explaining  Explanation: which steps and columns predictions come from, by
+            attribution (gradients and integrated gradients), as a table, in words
+            (explanation) and on a page (explained_page)
 """
+
+from __future__ import annotations
+
+from .model import Model, load
+
+__all__ = ["Model", "load"]

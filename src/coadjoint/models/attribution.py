@@ -33,22 +33,22 @@ GAP_SHARE = 1 / 64  # of the tolerance, that one panel may take
 ENTRIES_AT_ONCE = 1 << 21  # of the inputs that run at the same time
 
 
-class Goal(NamedTuple):
+class Quantity(NamedTuple):
     """The output q that is explained, one number for each sample.
 
-    quantity  one of QUANTITIES, or "value": scale a_k + offset, a number in the target's units
+    kind      one of QUANTITIES, or "value": scale a_k + offset, a number in the target's units
     output    its number k [B]; for classes it may differ from sample to sample
     step      [B], the step whose output it is, for networks with one at every step; None otherwise
     """
 
-    quantity: str
+    kind: str
     output: Tensor
     step: Tensor | None = None
     scale: float = 1.0
     offset: float = 0.0
 
-    def select(self, index: Tensor) -> Goal:
-        """The goal of some of the samples."""
+    def select(self, index: Tensor) -> Quantity:
+        """The quantity of some of the samples."""
         step = None if self.step is None else self.step[index]
         return self._replace(output=self.output[index], step=step)
 
@@ -56,12 +56,12 @@ class Goal(NamedTuple):
         """The output q [B] of the pre-outputs a, [B, outputs] or [T, B, outputs]."""
         a = at_steps(a, self.step)
         chosen = a.gather(1, self.output[:, None])[:, 0]
-        if self.quantity == "logit":
+        if self.kind == "logit":
             return chosen
-        if self.quantity == "value":
+        if self.kind == "value":
             return chosen * self.scale + self.offset
         log_total = a.logsumexp(1)
-        if self.quantity == "probability":
+        if self.kind == "probability":
             return (chosen - log_total).exp()
         others = a.scatter(1, self.output[:, None], -torch.inf)
         return chosen - others.logsumexp(1)
@@ -140,16 +140,16 @@ class Differentiator:
         with torch.no_grad():
             return self.net.run(batch).a
 
-    def value(self, batch: Batch, goal: Goal) -> Tensor:
+    def value(self, batch: Batch, quantity: Quantity) -> Tensor:
         """The output q, [B]."""
-        return goal.of(self.pre_outputs(batch))
+        return quantity.of(self.pre_outputs(batch))
 
-    def run(self, batch: Batch, goal: Goal) -> tuple[Tensor, NetRun, Tensor]:
+    def run(self, batch: Batch, quantity: Quantity) -> tuple[Tensor, NetRun, Tensor]:
         """The output q [B], the run it comes from, and dq/du, shaped like u."""
         u = batch.u.detach().requires_grad_()
         with torch.enable_grad():
             run = self.net.run(replace(batch, u=u))
-            value = goal.of(run.a)
+            value = quantity.of(run.a)
             (gradient,) = torch.autograd.grad(value.sum(), u, retain_graph=True)
         if not torch.isfinite(gradient).all():
             raise NumericalError("the gradient of the output by the inputs is not finite.")
@@ -168,7 +168,7 @@ def attribute(
     differentiator: Differentiator,
     batch: Batch,
     baseline: Tensor,
-    goal: Goal,
+    quantity: Quantity,
     method: str = "integrated-gradients",
     tolerance: float = 1e-4,
 ) -> Attribution:
@@ -181,7 +181,7 @@ def attribute(
         differentiator: Of the network.
         batch: The samples, padded; no packed sequences.
         baseline: The inputs u' at which attributions begin, shaped like the batch's.
-        goal: The outputs to explain.
+        quantity: The outputs to explain.
         method: One of METHODS.
         tolerance: The relative gap to reach.
     """
@@ -195,15 +195,15 @@ def attribute(
             f"{list(u.shape)}."
         )
     baseline = baseline.to(u)
-    value, run, gradient = differentiator.run(batch, goal)
+    value, run, gradient = differentiator.run(batch, quantity)
     costates = log_costates(run, value)
     value = value.detach()
-    start = differentiator.value(replace(batch, u=baseline), goal)
+    start = differentiator.value(replace(batch, u=baseline), quantity)
     count = torch.ones(len(value), dtype=torch.long)
     if method == "gradient-x-input":
         entries = (u - baseline) * gradient
         return Attribution(entries, value, start, count, costates, axis)
-    entries, count = integrate(differentiator, batch, baseline, goal, (start, value), tolerance)
+    entries, count = integrate(differentiator, batch, baseline, quantity, (start, value), tolerance)
     return Attribution(entries, value, start, count, costates, axis)
 
 
@@ -242,26 +242,26 @@ class Way:
     """The straight ways from the baselines of some samples to their inputs."""
 
     def __init__(
-        self, differentiator: Differentiator, batch: Batch, baseline: Tensor, goal: Goal
+        self, differentiator: Differentiator, batch: Batch, baseline: Tensor, quantity: Quantity
     ) -> None:
-        """batch: of the inputs, in float64; baseline: shaped like them; goal: what q is."""
+        """batch: of the inputs, in float64; baseline: shaped like them; quantity: what q is."""
         self.differentiator = differentiator
         self.batch = batch
         self.axis = differentiator.net.sample_axis
         self.baseline = baseline
         self.change = batch.u - baseline
-        self.goal = goal
+        self.quantity = quantity
         entries = max(1, batch.u.numel() // max(1, batch.u.shape[self.axis]))
         self.panels_at_once = max(1, ENTRIES_AT_ONCE // entries // NODES)
 
-    def points(self, sample: Tensor, place: Tensor) -> tuple[Batch, Goal]:
-        """The inputs at places [P] on the ways of samples [P], and the goal there."""
+    def points(self, sample: Tensor, place: Tensor) -> tuple[Batch, Quantity]:
+        """The inputs at places [P] on the ways of samples [P], and the quantity there."""
         chosen = select_samples(self.batch, sample, self.axis)
         change = self.change.index_select(self.axis, sample)
         shape = [1] * change.dim()
         shape[self.axis] = -1
         u = self.baseline.index_select(self.axis, sample) + place.reshape(shape) * change
-        return replace(chosen, u=u), self.goal.select(sample)
+        return replace(chosen, u=u), self.quantity.select(sample)
 
     def value(self, sample: Tensor, place: Tensor) -> Tensor:
         """The output q [P] at places [P] on the ways of samples [P]."""
@@ -288,7 +288,7 @@ def integrate(
     differentiator: Differentiator,
     batch: Batch,
     baseline: Tensor,
-    goal: Goal,
+    quantity: Quantity,
     ends: tuple[Tensor, Tensor],
     tolerance: float,
 ) -> tuple[Tensor, Tensor]:
@@ -302,11 +302,11 @@ def integrate(
         differentiator: Of the network.
         batch: The samples, in float64.
         baseline: The inputs u', shaped like the batch's.
-        goal: The outputs to explain.
+        quantity: The outputs to explain.
         ends: q [B] at the baselines and at the inputs.
         tolerance: The relative gap to reach.
     """
-    way = Way(differentiator, batch, baseline, goal)
+    way = Way(differentiator, batch, baseline, quantity)
     start, value = ends
     every = torch.arange(len(value), device=value.device)
     zero = torch.zeros_like(value)

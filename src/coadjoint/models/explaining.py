@@ -1,6 +1,6 @@
 """Explain the predictions of a network for a file: which steps and columns they come from.
 
-found = explain("runs/waves", "new.csv")
+found = co.load("runs/waves").explain("new.csv")
 print(found.summary())
 found.attributions[0]  # [T, columns] of the first sequence
 """
@@ -8,10 +8,9 @@ found.attributions[0]  # [T, columns] of the first sequence
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -30,15 +29,31 @@ from ..errors import (
 )
 from ..networks.interface import Net
 from ..objectives.batch import Batch
-from ..tasks.data import Data
-from ..tasks.description import Description, PathLike
+from ..tasks.description import Description
 from ..tasks.prediction import Prediction, entry_names
-from ..training.predict import load_model
-from .attribution import METHODS, QUANTITIES, Attribution, Differentiator, Goal, at_steps, attribute
+from .attribution import (
+    METHODS,
+    QUANTITIES,
+    Attribution,
+    Differentiator,
+    Quantity,
+    at_steps,
+    attribute,
+)
 from .explanation import Explained, Explanation
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+
+
+class HasNetwork(Protocol):
+    """A model: a network, and how data are read and scaled for it."""
+
+    network: Net
+
+    def prepare(self, data: Any, **options: Any) -> Prediction:
+        """Read and scale data for the network."""
+
 
 BASELINES = ("mean", "zero", "first")
 SAMPLES_AT_ONCE = 256
@@ -72,8 +87,8 @@ class Wish:
 
 
 def explain(
-    run: PathLike,
-    data: PathLike,
+    model: HasNetwork,
+    data: object,
     *,
     method: str = "integrated-gradients",
     baseline: str | ArrayLike = "mean",
@@ -82,15 +97,13 @@ def explain(
     step: int | None = None,
     limit: int | None = None,
     tolerance: float = 1e-4,
-    whole: bool = False,
-    warn: Callable[[str], None] = warnings.warn,
-    **reading: object,
+    **options: object,
 ) -> Explanation:
-    """Explain what a trained network says about the sequences or samples of a file.
+    """Explain what a trained network says about sequences or samples.
 
     Args:
-        run: A run that was trained on files, or its model.safetensors.
-        data: The file.
+        model: The model, by `co.load`.
+        data: A path, arrays or a frame.
         method: "integrated-gradients", whose attributions add up to the change of the output from
             the baseline to the input; or "gradient-x-input", one gradient, exact for linear
             networks.
@@ -104,33 +117,13 @@ def explain(
             the network's pre-output. Numbers are explained in their units.
         step: With one output for each step: the step to explain, from 0, or from -1 backwards. By
             default the last.
-        limit: Explain at most so many sequences or samples, the first of the file.
+        limit: Explain at most so many sequences or samples, the first of the data.
         tolerance: Points are added to integrated gradients until |sum of attributions - change of
             the output| is below this share of the sum of |attributions|.
-        whole: Explain each sequence as a whole, as in `predict`.
-        warn: Called with a message if the model has no checksum.
-        **reading: How the file is read, as in `Data.for_prediction`.
+        **options: Those of `Model.prepare`.
     """
     wish = Wish(method, baseline, output, quantity, step, limit, tolerance)
-    net, prediction = load_for_explaining(run, data, whole, warn, reading)
-    return explain_prediction(net, prediction, wish)
-
-
-def load_for_explaining(
-    run: PathLike,
-    data: PathLike,
-    whole: bool,
-    warn: Callable[[str], None],
-    reading: dict[str, object],
-) -> tuple[Net, Prediction]:
-    """The network of a run and the sequences or samples of a file, scaled for it."""
-    net, description = load_model(run, warn)
-    if description.get("data") is None:
-        raise DataError(
-            f"{run} was trained on task '{description.get('task')}', not on files, so it cannot "
-            "explain a file."
-        )
-    return net, Data.for_prediction(description["data"], data, whole=whole, **reading)  # type: ignore[arg-type]
+    return explain_prediction(model.network, model.prepare(data, **options), wish)
 
 
 def explain_prediction(net: Net, prediction: Prediction, wish: Wish | None = None) -> Explanation:
@@ -139,7 +132,7 @@ def explain_prediction(net: Net, prediction: Prediction, wish: Wish | None = Non
     d = prediction.description
     names = output_names(d)
     number = choose_output(d, names, wish.output)
-    quantity = choose_quantity(d, wish.quantity)
+    kind = choose_quantity(d, wish.quantity)
     if wish.step is not None and d.at != "every":
         raise InputError(
             "step is for networks with an output at every step; this one has one output for each "
@@ -156,11 +149,11 @@ def explain_prediction(net: Net, prediction: Prediction, wish: Wish | None = Non
             output = at_steps(pre_outputs, steps).argmax(1)
         else:
             output = torch.full((len(batch.sizes),), number, device=pre_outputs.device)
-        goal = Goal(quantity, output, steps)
+        quantity = Quantity(kind, output, steps)
         if mean is not None and std is not None and number is not None:
-            goal = goal._replace(scale=float(std[number]), offset=float(mean[number]))
+            quantity = quantity._replace(scale=float(std[number]), offset=float(mean[number]))
         start = baseline_inputs(d, batch, wish.baseline)
-        result = attribute(differentiator, batch, start, goal, wish.method, wish.tolerance)
+        result = attribute(differentiator, batch, start, quantity, wish.method, wish.tolerance)
         chosen = [names[k] for k in output.tolist()]
         found += list(split_samples(prediction, first, result, chosen, steps))
     if not found:
@@ -181,7 +174,7 @@ def explain_prediction(net: Net, prediction: Prediction, wish: Wish | None = Non
     return Explanation(
         method=wish.method,
         baseline=wish.baseline if isinstance(wish.baseline, str) else "given",
-        quantity=quantity,
+        quantity=kind,
         columns=column_names(d),
         samples=found,
         unit=prediction.unit,

@@ -17,6 +17,7 @@ chain_calls        calling the maps: what is refused or repaired
 chain_loss         the loss of its samples, with the slope by a where that has a formula
 stretches          consecutive maps, run and differentiated together
 dense_stretch      dense layers of one width as one sweep over depth
+chain_parts        the products of dense layers, for gradients without torch's graph
 layerwise          the gradient of a chain by layer
 layers             costates through several layers: Recorded
 scaled_sources     gradients between layers, in units of powers of two
@@ -31,6 +32,7 @@ expansions         their expansions and kernels
 ridge              readouts in closed form
 maps               maps of chains, with the products of their derivatives
 initialisers       weights drawn by name
+persistence        a start for forecasts
 factory            make: networks by plain options
 chain_factory      chains by plain options
 chain_text         the layers of a chain as text: "64x30"

@@ -6,7 +6,7 @@ that slope: no gradient of the loss need be taken, and none of the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,11 +47,23 @@ class WithSlope(SweepFunction):
         return None, g[:, None] * slope, None
 
 
-def slope_formula(judge: Judge) -> Callable[[Tensor], Tensor] | None:
-    """The slope of each sample's loss by its a [B, n], as a function of a.
+class Formula(NamedTuple):
+    """A loss that has its slope by a written down, and its targets."""
 
-    None where the loss has no formula for it, where entries are weighted, and where torch must
-    differentiate the loss by its targets.
+    loss: Loss
+    y: Tensor
+
+    def slope(self, a: Tensor) -> Tensor:
+        """The slope of each sample's loss by its a, [B, n]."""
+        assert self.loss.slope is not None
+        return self.loss.slope(a, self.y)
+
+
+def slope_formula(judge: Judge) -> Formula | None:
+    """The loss as one whose slope is written down.
+
+    None where it is not, where entries are weighted, and where torch must differentiate the loss by
+    its targets.
     """
     loss = LOSSES.get(judge.loss) if isinstance(judge.loss, str) else judge.loss
     y = judge.y
@@ -59,8 +71,7 @@ def slope_formula(judge: Judge) -> Callable[[Tensor], Tensor] | None:
         return None
     if y is None or y.requires_grad or judge.weight is not None:
         return None
-    slope = loss.slope
-    return lambda a: slope(a, y)
+    return Formula(loss, y)
 
 
 def losses_and_slopes(judge: Judge, a: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -73,6 +84,6 @@ def losses_and_slopes(judge: Judge, a: Tensor) -> tuple[Tensor, Tensor | None]:
         return judge.sample_losses(a), None
     with torch.no_grad():
         value = judge.sample_losses(a)
-    slope = formula(a)
+    slope = formula.slope(a)
     with_slope: Tensor = WithSlope.apply(value, a, slope)
     return with_slope, slope

@@ -28,7 +28,12 @@ from ..sweeps.plan import Saved
 from ..sweeps.rows import Link, pow2, scale
 from ..sweeps.run import FormulaRun
 from ..sweeps.slopes import bend
-from ..sweeps.torch_internals import has_hooks, is_plain_parameter, own_parameters
+from ..sweeps.torch_internals import (
+    change_count,
+    has_hooks,
+    is_plain_parameter,
+    own_parameters,
+)
 from .chain_run import ChainRun
 from .dense_stretch import DenseStretch
 from .maps import Dense, Tied
@@ -39,7 +44,7 @@ WRITTEN_DOWN = (Dense, Tied, nn.Linear)
 Slopes = Sequence[Tensor | None]  # by each of a part's leaves; none if nothing has read them
 
 
-class Part(ABC):
+class ChainPart(ABC):
     """Consecutive layers of a run without a graph, and their products.
 
     layers    the maps
@@ -89,7 +94,7 @@ class Part(ABC):
                 gradient[key] = gradient[key] + g if p is not None and key in gradient else g
 
 
-class SweptPart(Part):
+class SweptPart(ChainPart):
     """Dense layers of one width: each method is one sweep over depth."""
 
     def __init__(self, stretch: DenseStretch, layers: Sequence[nn.Module]) -> None:
@@ -157,7 +162,7 @@ class SweptPart(Part):
         return DenseStretch(FormulaRun(run.plan, saved, W, last))
 
 
-class SinglePart(Part):
+class SinglePart(ChainPart):
     """One layer y = psi(z), z = K x + b."""
 
     def __init__(self, stretch: MapStretch, layer: nn.Module) -> None:
@@ -222,7 +227,7 @@ class SinglePart(Part):
         x, K, b = self.leaves
         y = self.psi.value(linear(x, K, b))
         if self.activation == "identity":
-            return LinearStretch(x, y, K, changes=K._version)
+            return LinearStretch(x, y, K, change_count(K))
         return MapStretch(x, y)
 
 
@@ -245,8 +250,10 @@ def are_written_down(maps: Iterable[nn.Module]) -> bool:
 
 def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter | None, nn.Parameter | None]:
     """The parameters of a layer that is written down; None for a bias that it has not."""
-    W, *rest = own_parameters(layer).values()
-    return W, rest[0] if rest else None
+    parameters = own_parameters(layer)
+    if "W" in parameters:
+        return parameters["W"], parameters.get("b")
+    return parameters["weight"], parameters["bias"]
 
 
 def effective_weights(layer: nn.Module) -> tuple[Tensor, Tensor | None, str]:
@@ -257,10 +264,10 @@ def effective_weights(layer: nn.Module) -> tuple[Tensor, Tensor | None, str]:
     return layer.effective()
 
 
-def split_run(run: ChainRun) -> list[Part]:
+def split_run(run: ChainRun) -> list[ChainPart]:
     """The parts of a run whose maps are all written down, one for each stretch."""
     maps = list(run.network.maps)
-    parts: list[Part] = []
+    parts: list[ChainPart] = []
     begin = 0
     for stretch in run.stretches:
         end = begin + len(stretch)

@@ -185,9 +185,9 @@ class ChainRun:
             value, top = run._loss_and_slope(loss, y, mask, reduce)
             if top is None:
                 top = run._loss_gradient(value, create_graph)
-            pulls = [
-                functools.partial(f.costates, create_graph=create_graph) for f in run.stretches
-            ]
+            pulls: list[Callable[[Tensor], ScaledBlock]] = []
+            for stretch in run.stretches:
+                pulls.append(functools.partial(stretch.costates, create_graph=create_graph))
             blocks = run.costate_blocks(*normalise(top), pulls)
         lam = ChainCostates(run, blocks, value)
         return lam if create_graph else lam.detach()

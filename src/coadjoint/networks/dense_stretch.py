@@ -31,6 +31,8 @@ from ..sweeps.torch_internals import has_hooks, own_parameters
 from .maps import Dense, Tied
 from .stretches import ScaledBlock
 
+SWEPT = (Dense, Tied)  # Dense | Tied would be made anew for every layer
+
 
 @dataclass(frozen=True, eq=False)
 class DenseStretch:
@@ -95,7 +97,7 @@ def end_of_stretch(maps: Sequence[nn.Module], begin: int, x: Tensor) -> int:
 
 def sweeps_can_run(module: nn.Module, x: Tensor) -> bool:
     """Whether a map is a dense layer from the width of x to the same width, for a sweep."""
-    if x.dim() != 2 or not isinstance(module, Dense | Tied) or has_hooks(module):
+    if x.dim() != 2 or not isinstance(module, SWEPT) or has_hooks(module):
         return False
     # A subclass, or the user, may have replaced `forward`.
     if type(module).forward is not Dense.forward or "forward" in vars(module):
@@ -109,7 +111,7 @@ def run_dense(layers: Sequence[nn.Module], x: Tensor) -> DenseStretch:
     weights: list[Tensor] = []
     biases: list[Tensor] = []
     for layer in layers:
-        assert isinstance(layer, Dense | Tied)
+        assert isinstance(layer, SWEPT)
         W, b = matrix_and_bias(layer)
         weights.append(W)
         biases.append(W.new_zeros(len(W)) if b is None else b)

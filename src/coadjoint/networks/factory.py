@@ -24,6 +24,7 @@ from . import chain_factory
 from .chain import Chain
 from .initialisers import INITIALISERS, initialise
 from .network import Network
+from .persistence import persist_
 from .readout import SUMMARIES
 from .seq2seq import EncoderDecoder
 from .stack import Stack
@@ -78,6 +79,7 @@ def make(
     inner: float | None = None,
     std: float | None = None,
     gain: float | None = None,
+    persistence: bool | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     **options: Any,
@@ -90,6 +92,7 @@ def make(
              "sparse" for a reservoir. For a chain "orthogonal" (default), "gaussian" or "torch"
     radius, inner, std   options of the initialiser; APPLIES says of which
     gain     of a chain's orthogonal and Gaussian weights, 1 by default
+    persistence  with skip: begin as the forecast that everything stays as it is: see `persist_`
     seed     of the weights, which are drawn on the CPU and then moved to `device`
     options  of `construct`: inputs=, outputs=, hidden=, readout=, layers=, ..., and the cell's own;
              of a chain those of `chain_factory.construct_chain`: chain=, autoencoder=, shape=, ...
@@ -103,6 +106,7 @@ def make(
     """
     if chain_factory.is_chain(options):
         of_start = {"radius": radius, "inner": inner, "std": std, "init": init, "gain": gain}
+        of_start["persistence"] = persistence
         refuse_options(chain_factory.list_idle_options({"cell": cell, **of_start, **options}))
         refuse_without_sizes(options)
         chain = chain_factory.make_chain(init=init, gain=gain, seed=seed, **without_time(options))
@@ -124,6 +128,8 @@ def make(
     refuse_options(list_idle_options(conditional_options, name, readout))
     net = construct(cell, **options)
     initialise(net, name, seed=seed, **initialiser)
+    if persistence:
+        persist_(net)
     return net.to(device)
 
 
@@ -219,7 +225,7 @@ def construct(
 
     inputs, outputs, hidden, output, structure, x0, bias, deep, skip, dropout, engine, dtype
                      as in `Network`
-    readout          "last", "every", "sequence", or a summary of all steps: "tilted",
+    readout          "last", "every", "sequence", or a summary of all steps: "mean", "tilted",
                      "tilted-tanh", "attention"
     layers           the number of layers; bidirectional, residual: as in `Stack`
     attention_steps  readout "attention": the number of steps with their own bias

@@ -27,7 +27,15 @@ from torch.nn.utils import parametrize
 from ..cells.cell import Uniform
 from ..cells.linear import ring
 from ..cells.structures import split_blocks
-from ..errors import InputError, Unsupported, check_kind, check_seed, choose, real, whole_number
+from ..errors import (
+    InputError,
+    Unsupported,
+    check_kind,
+    check_seed,
+    choose,
+    real,
+    whole_number,
+)
 from ..sweeps.layout import check_dense
 from .interface import Net, check_net
 from .recurrence import Recurrence

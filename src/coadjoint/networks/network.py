@@ -40,10 +40,11 @@ class Network(Recurrence, Readout):
     activation  "tanh", "sigmoid", "relu", "identity", "softplus", or a function written with
                 torch.tanh, torch.exp, ...
     readout     "last": y_hat at each sample's last step; "every": at every step; or one y_hat for
-                each sample from all its steps: "tilted", (1/beta) log mean_t exp(beta h_t),
-                "tilted-tanh", the same with a tanh around the mean, or "attention",
-                sum_t alpha_t h_t, alpha = softmax over its steps of tanh(w_a . h_t + b_t). For
-                these three `net.readout` is "last" and `net.summary` has the name.
+                each sample from all its steps: "mean", (1/T) sum_t h_t, "tilted",
+                (1/beta) log mean_t exp(beta h_t), "tilted-tanh", the same with a tanh around the
+                mean, or "attention", sum_t alpha_t h_t, alpha = softmax over its steps of
+                tanh(w_a . h_t + b_t). For these `net.readout` is "last" and `net.summary` has the
+                name.
     beta        of the tilted readouts; default 1
     steps       of "attention": the number of biases b_t; default 1. Later steps use the last one.
     skip        add D u to the readout, u at the steps with an output

@@ -63,6 +63,16 @@ class TensorOptions(TypedDict):
     device: torch.device | str | None
 
 
+def mean(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
+    """(1/T) sum_t h_t over each sample's own steps: [N, n] -> [B, n].
+
+    net, extra: not used; all summaries take the same arguments.
+    """
+    sample = rows.sample.to(h.device)
+    total = h.new_zeros(rows.B, h.shape[1]).index_add(0, sample, h)
+    return total / rows.lengths.to(h)[:, None]
+
+
 def tilted(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
     """(1/beta) log mean_t exp(beta h_t) over each sample's own steps: [N, n] -> [B, n].
 
@@ -117,6 +127,7 @@ def attention(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
 
 
 SUMMARIES: dict[str, Callable[[Readout, Rows, Tensor, Extra], Tensor]] = {
+    "mean": mean,
     "tilted": tilted,
     "tilted-tanh": tilted_tanh,
     "attention": attention,

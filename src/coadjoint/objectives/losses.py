@@ -53,12 +53,14 @@ class Loss(Portable):
     folds  the output functions that `value` contains; it then receives a, else y_hat
     slope  d value / d (a or y_hat), [entries, outputs], where it is shorter than what autograd
            does; y has passed `value` before
+    bend   the change of the slope along a change of (a or y_hat), (a or y_hat, y, change), likewise
     """
 
     name: str
     value: Callable[[Tensor, Tensor], Tensor]
     folds: tuple[str, ...] = ()
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
+    bend: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     @property
     def _function(self) -> Callable[..., object]:
@@ -211,6 +213,17 @@ def _cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
     return others.scatter(-1, greatest, -others.sum(-1, keepdim=True))
 
 
+def _cross_entropy_bend(a: Tensor, y: Tensor, change: Tensor) -> Tensor:
+    """The change p (v - <p, v>) of the slope along a change v of a, p = softmax(a).
+
+    It is the same for v less a number: v is 0 where p is greatest, so that no digits are lost.
+    """
+    p = torch.softmax(a, -1)
+    v = change - change.gather(-1, a.argmax(-1, keepdim=True))
+    bend = p * (v - (p * v).sum(-1, keepdim=True))
+    return bend * match_output(y, a).sum(-1, keepdim=True) if y.is_floating_point() else bend
+
+
 def _binary_cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
     """The slope sigmoid(a) - y by a, as (1 - y) sigmoid(a) - y sigmoid(-a).
 
@@ -220,14 +233,27 @@ def _binary_cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
     return (1 - y) * torch.sigmoid(a) - y * torch.sigmoid(-a)
 
 
-squared = Loss("squared", _squared, (), lambda y_hat, y: 2 * (y_hat - match_output(y, y_hat)))
+squared = Loss(
+    "squared",
+    _squared,
+    (),
+    lambda y_hat, y: 2 * (y_hat - match_output(y, y_hat)),
+    lambda y_hat, y, change: 2 * change,
+)
 absolute = Loss("absolute", _absolute)
-cross_entropy = Loss("cross-entropy", _cross_entropy, ("softmax", "identity"), _cross_entropy_slope)
+cross_entropy = Loss(
+    "cross-entropy",
+    _cross_entropy,
+    ("softmax", "identity"),
+    _cross_entropy_slope,
+    _cross_entropy_bend,
+)
 binary_cross_entropy = Loss(
     "binary-cross-entropy",
     _binary_cross_entropy,
     ("sigmoid", "identity"),
     _binary_cross_entropy_slope,
+    lambda a, y, change: torch.sigmoid(a) * torch.sigmoid(-a) * change,
 )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigError, DataError, one_line
+from ..errors import ConfigError, DataError, one_line, whole_number
 from .files.sheet import Problems, Sheet
-from .task import rng
+from .task import Sequences, rng
 
 
 class Piece(NamedTuple):
@@ -308,3 +308,21 @@ def rank_within_class(classes: np.ndarray) -> np.ndarray:
     ranks = np.empty(len(classes), int)
     ranks[by_class] = np.arange(len(classes)) - first
     return ranks
+
+
+def cut_into_chunks(train: Sequences, chunk: int) -> Sequences:
+    """Return sequences with a target at every step, cut into pieces of at most `chunk` steps.
+
+    Where gaps are masked, a piece may have no target at all: it is left out.
+    """
+    chunk = whole_number("chunk", chunk)
+    u: list[np.ndarray] = []
+    y: list[Any] = []
+    assert train.y is not None
+    for inputs, targets in zip(train.u, train.y, strict=True):
+        for begin in range(0, len(inputs), chunk):
+            piece = np.asarray(targets)[begin : begin + chunk]
+            if not np.isnan(piece).all():
+                u.append(inputs[begin : begin + chunk])
+                y.append(piece)
+    return Sequences(u, y)

@@ -52,7 +52,7 @@ class TargetNames:
         if not isinstance(task, Data) or task.output != "identity":
             return None
         d = task.description
-        names = d.targets if d.kind == "regress" else d.features
+        names = d.targets if d.kind == "regress" else d.numeric
         if len(names) != task.outputs or len(names) > MOST_OUTPUTS:  # the pixels of images
             return None
         return TargetNames(d.kind, outputs=[one_line(text, MOST_TEXT) for text in names])

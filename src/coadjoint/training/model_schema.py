@@ -22,7 +22,7 @@ from .schemas import check_data
 from .tensor_header import Header, ModelMetadata, read_metadata
 
 # How weights are initialised does not matter to a network whose weights are loaded.
-INITIALISATION_KEYS = ("init", "radius", "inner", "std", "gain")
+INITIALISATION_KEYS = ("init", "radius", "inner", "std", "gain", "persistence")
 
 
 class ModelDescription(ModelMetadata):

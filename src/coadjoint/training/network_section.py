@@ -92,8 +92,8 @@ class NetworkSection(Section):
     readout: str | None = Field(
         None,
         description=(
-            "tilted, tilted-tanh or attention: one answer from all time steps of a sequence; by "
-            "default from the last one"
+            "mean, tilted, tilted-tanh or attention: one answer from all time steps of a sequence; "
+            "by default from the last one"
         ),
     )
     attention_steps: PositiveInt | None = Field(
@@ -103,6 +103,10 @@ class NetworkSection(Section):
         None, description="widths of hidden layers in the readout: 32 or 64,32"
     )
     skip: bool | None = Field(None, description="add D u to the readout")
+    persistence: bool | None = Field(
+        None,
+        description="with --skip: begin with D = 1 and V = 0, the forecast that nothing changes",
+    )
     decoder: str | None = Field(
         None, description="sequences: cell of the decoder; by default the encoder's last"
     )

@@ -59,6 +59,7 @@ class ArrowRows(ParquetRows):
                 "format."
             )
         self.messages = self.pa.py_buffer(source.data).slice(begin)
+        self.file = self  # what reads batches
         try:
             sizes = list(self._measure())
             self.schema = self._open([]).schema
@@ -97,11 +98,12 @@ class ArrowRows(ParquetRows):
         table = self._open([self.names.index(name) for name in names]).read_all()
         return self.checked_columns(table, names)
 
-    def __iter__(self) -> Iterator[tuple[int, list[object]]]:
-        """(number, cells) of each row, from 1."""
-        columns = [array.to_pylist() for array in self.read_columns(self.names).values()]
-        for number, cells in enumerate(zip(*columns, strict=True), 1):
-            yield number, list(cells)
+    def iter_batches(self, batch_size: int, columns: list[str] | None = None) -> Iterator[Arrow]:
+        """Some columns, or all, in batches as they are in the file, whatever batch_size says."""
+        names = self.names if columns is None else columns
+        for batch in self._open([self.names.index(name) for name in names]):
+            batch.validate(full=True)  # a damaged file can hold offsets that lead out of memory
+            yield batch
 
     def close(self) -> None:
         """Do nothing: the file is in memory."""

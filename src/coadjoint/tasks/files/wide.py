@@ -38,6 +38,11 @@ def wide_options(options: Options, suffix: str, path: str) -> Options:
             "--time names a column with the time of each row, but in a wide table a row is a whole "
             "sequence. Leave it out."
         )
+    if options.categorical:
+        raise ConfigError(
+            "--categorical names features of words, but the columns of --wide are the steps of one "
+            "feature of numbers. Leave it out."
+        )
     if suffix not in WIDE_SUFFIXES:
         tables = ", ".join(WIDE_SUFFIXES)
         complaint = options.advise(

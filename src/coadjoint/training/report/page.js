@@ -184,7 +184,7 @@
       if (at < box.left - 1 || at > box.right + 1) continue;
       svg("line", { class: "mark", x1: at, x2: at, y1: box.top - 6, y2: box.bottom }, root);
       const end = at > (box.left + box.right) / 2;
-      svg("text", { class: "rule", x: at + (end ? -5 : 5), y: box.top - 2 + 13 * k, "text-anchor": end ? "end" : "start" }, root, mark.label);
+      svg("text", { class: "rule", x: at + (end ? -5 : 5), y: box.top - 5 + 13 * k, "text-anchor": end ? "end" : "start" }, root, mark.label);
     }
     if (!seen.length) return null;
     const head = (step) => {

@@ -29,6 +29,9 @@ from . import compiler
 from .source import cell_source, costly_parameter_terms, pointwise_source
 
 WORK_PER_THREAD = 10_000_000  # operations; a thread is not started for fewer
+# The same with W by step, which every thread must pack for itself, between products of torch's
+# whose threads are still awake.
+WORK_PER_THREAD_BY_STEP = 100_000_000
 MOST_THREADS = 64  # as in vectors.h
 # The arrays of struct sweep in loops.h, after its numbers. Each loop uses some of them: the
 # tangent has g for s, ga for base, mu for lam and nu for delta; the adjoint has sa for base.
@@ -142,7 +145,7 @@ def pointwise(
     arrays = [*given, once, *outputs]
     entries = sum(y.shape[-1] for y in arrays) // d
     work = 20 * count * d * entries  # about 20 operations for each number read or written
-    threads = _thread_count(work, count)
+    threads = _thread_count(work, count, WORK_PER_THREAD)
     names, sizes = op.expected_sizes(groups, count, d)
     names.insert(len(given), "once")
     sizes.insert(len(given), len(uniform_terms) * d)
@@ -166,9 +169,9 @@ def _packed_values(
     return torch.cat([torch.as_tensor(y, dtype=like.dtype).expand(d) for y in values])
 
 
-def _thread_count(work: int, most: int) -> int:
+def _thread_count(work: int, most: int, per_thread: int) -> int:
     """How many threads share `work` operations, at most `most` (one for each row, say)."""
-    return max(1, min(torch.get_num_threads(), MOST_THREADS, most, work // WORK_PER_THREAD))
+    return max(1, min(torch.get_num_threads(), MOST_THREADS, most, work // per_thread))
 
 
 def run(
@@ -195,9 +198,10 @@ def run(
     starts = None if rows.uniform else torch.tensor(rows.starts)
     # For each unit of each step row: the product with W, and about 100 operations of the formula.
     work = rows.N * d * (2 * d * len(cell.gates) * max(1, len(cell.read)) + 100)
-    threads = _thread_count(work, MOST_THREADS)  # they share the samples
     W = arrays[0]
     by_step = W is not None and is_by_step(W)
+    per_thread = WORK_PER_THREAD_BY_STEP if by_step else WORK_PER_THREAD
+    threads = _thread_count(work, MOST_THREADS, per_thread)  # they share the samples
     sizes = array_sizes(plan, loops, d, bool(flags[1]), by_step)
     dtypes = array_dtypes(loops.dtype)
     # `held` keeps the tensors alive as long as their addresses are used.

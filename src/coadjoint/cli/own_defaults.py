@@ -1,0 +1,273 @@
+"""Defaults for your own data: what benchmarks/own_data.py found to hold across many sets.
+
+Only keys that nobody gave are filled in, and only where they go with what was given: a cell of your
+own keeps its readout and step size, an optimiser of your own its settings. Built-in tasks and run
+folders that exist keep theirs. docs/own-data.md has the study.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .flags import SectionValues
+from .schema import Config
+
+if TYPE_CHECKING:
+    from ..tasks.data import Data
+    from ..tasks.task import Task
+
+LEAST_STEPS = 800  # of training: those of the search
+MOST_STEPS = 2000  # unless LEAST_EPOCHS are more
+EPOCHS = 200
+LEAST_EPOCHS = 10
+MOST_ROWS = 8_000_000  # time steps of all batches together, unless LEAST_STEPS read more
+WARMUP_SHARE = 0.05  # of the steps
+CLIP = 1.0
+VALIDATIONS = 40  # in a run
+PATIENCE = 20  # validations: half a run, as the step size of a cosine falls late
+LARGEST_BATCH = 128
+MOST_STEPS_PER_EPOCH = 150  # beyond which the batch is doubled
+FEW_SEQUENCES = 32  # training sequences; fewer are cut into chunks where they are long
+CHUNK = 32
+GATED = ("gru", "lstm")
+# The keys of [network] beside which the defaults were tried; with another one they stay away.
+TRIED = ("cell", "hidden", "bidirectional", "readout", "layers", "dropout", "init", "skip")
+LENGTHS = ("steps", "epochs", "gradients", "seconds")  # how long to train
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Defaults for one sort of data.
+
+    network       keys of [network]
+    lr, batch     step size; sequences per step in a small set
+    weight_decay  of adamw; None for adam
+    """
+
+    network: Mapping[str, Any]
+    lr: float | None
+    batch: int
+    weight_decay: float | None = None
+
+
+ONE_ANSWER = Preset(
+    {"cell": "gru", "hidden": 64, "bidirectional": True, "readout": "mean"}, lr=1e-2, batch=16
+)
+EVERY_STEP = Preset({"cell": "gru", "hidden": 128}, lr=3e-3, batch=32, weight_decay=0.01)
+NEXT_STEP = Preset(
+    {"cell": "gru", "hidden": 128, "skip": True, "persistence": True},
+    lr=3e-3,
+    batch=32,
+    weight_decay=0.01,
+)
+DENSE_LAYERS = Preset({"activation": "relu", "dropout": 0.2}, lr=1e-2, batch=16)
+OTHER_LAYERS = Preset({}, lr=None, batch=16)
+OTHER_CELL = Preset({}, lr=None, batch=16)
+
+
+@dataclass
+class Filled:
+    """The values that were filled in, by section, and what is said about them."""
+
+    values: SectionValues = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def put(self, section: str, **keys: object) -> None:
+        """Add values to a section."""
+        self.values.setdefault(section, {}).update(keys)
+
+
+def fill(config: Config, given: SectionValues, task: Task) -> Filled:
+    """The defaults of a new run on your own data; nothing for a built-in task.
+
+    given: the keys that a file or a flag has set, before any were resolved. The training sequences
+    of `task` are cut here if chunks of them are the default.
+    """
+    from ..tasks.data import Data
+
+    filled = Filled()
+    if not isinstance(task, Data) or config.task.name is not None:
+        return filled
+    preset = choose_preset(config, given, task)
+    fill_network(filled, preset, given)
+    fill_chunk(filled, given, task)
+    fill_training(filled, preset, config, given, task)
+    fill_optimiser(filled, preset, given)
+    fill_warmup(filled, given, steps_of(filled, config, task))
+    describe(filled, config)
+    return filled
+
+
+def choose_preset(config: Config, given: SectionValues, task: Data) -> Preset:
+    """The preset for this sort of data and network."""
+    network = given.get("network", {})
+    if task.shape is not None:
+        return DENSE_LAYERS if has_plain_layers(config) else OTHER_LAYERS
+    others = [key for key in network if key not in TRIED and key != "persistence"]
+    if others or network.get("cell", "gru") not in GATED or not reads_whole_sequences(config):
+        return OTHER_CELL
+    if task.readout != "every":
+        return ONE_ANSWER
+    return NEXT_STEP if task.description.kind == "next" else EVERY_STEP
+
+
+def reads_whole_sequences(config: Config) -> bool:
+    """Whether the gradient method takes stacks and readouts of all steps."""
+    gradient = config.gradient
+    return gradient.method in (None, "bptt", "penalised") and gradient.segments is None
+
+
+def has_plain_layers(config: Config) -> bool:
+    """Whether the chain is made of dense layers alone, for a label or a number."""
+    from ..networks.chain_text import parse_chain
+
+    if config.network.chain is None:
+        return False
+    return all(layer.kind == "dense" for layer in parse_chain(config.network.chain))
+
+
+def fill_network(filled: Filled, preset: Preset, given: SectionValues) -> None:
+    """The keys of [network] that were not given."""
+    network = given.get("network", {})
+    wanted = {key: value for key, value in preset.network.items() if key not in network}
+    if network.get("skip") is False:
+        wanted.pop("persistence", None)
+    if has_own_step(given):  # dropout makes each evaluation another function
+        wanted.pop("dropout", None)
+    filled.put("network", **wanted)
+
+
+def fill_chunk(filled: Filled, given: SectionValues, task: Data) -> None:
+    """Chunks of a few long training sequences, where each step has its target."""
+    if "window" in given.get("data", {}) or "chunk" in given.get("task", {}):
+        return
+    steps = task.sets["train"].steps()
+    if task.shape is not None or task.readout != "every" or len(steps) >= FEW_SEQUENCES:
+        return
+    chunk = min(CHUNK, int(steps.mean()) // 4)
+    if chunk >= 2:
+        filled.put("task", chunk=chunk)
+        task.cut_training(chunk)
+
+
+def fill_training(
+    filled: Filled, preset: Preset, config: Config, given: SectionValues, task: Data
+) -> None:
+    """The batch, how long to train, when to validate, when to stop, and clipping."""
+    training = given.get("training", {})
+    count = len(task.sets["train"])
+    batch = training.get("batch")
+    if batch is None:
+        batch = preset.batch
+        while count > batch * MOST_STEPS_PER_EPOCH and batch < LARGEST_BATCH:
+            batch *= 2
+        filled.put("training", batch=batch)
+    if not has_own_step(given) and not any(key.startswith("clip") for key in training):
+        filled.put("training", clip=CLIP)
+    if any(key in training for key in LENGTHS):
+        return
+    rows = batch * config.training.accumulate * float(task.sets["train"].steps().mean())
+    per_epoch = task.steps_per_epoch(batch * config.training.accumulate)
+    steps = min(EPOCHS * per_epoch, MOST_STEPS, int(MOST_ROWS / rows))
+    epochs = max(LEAST_EPOCHS, math.ceil(max(LEAST_STEPS, steps) / per_epoch))
+    every = math.ceil(epochs / VALIDATIONS)
+    filled.put("training", steps=epochs * per_epoch)
+    if "every" not in training:
+        filled.put("training", every=every * per_epoch)
+    length = f"{epochs} epoch{'s' * (epochs != 1)} ({epochs * per_epoch:,} steps)"
+    if "patience" not in training and "valid" in task.splits:
+        filled.put("training", patience=PATIENCE)
+        length = f"at most {length}; stops after {PATIENCE} validations without improvement"
+    filled.notes.append(length)
+
+
+def has_own_step(given: SectionValues) -> bool:
+    """Whether an optimiser, or a rule for its step, was given that the study did not try."""
+    optimiser = given.get("optimiser", {})
+    is_other = optimiser.get("name", "adam") not in ("adam", "adamw")
+    return is_other or "step_rule" in optimiser or "direction" in optimiser
+
+
+def fill_optimiser(filled: Filled, preset: Preset, given: SectionValues) -> None:
+    """The step size and its schedule, and weight decay."""
+    if has_own_step(given):
+        return
+    optimiser = given.get("optimiser", {})
+    training = given.get("training", {})
+    if preset.lr is not None and "lr" not in optimiser:
+        filled.put("optimiser", lr=preset.lr)
+    if preset.weight_decay is not None and not {"name", "weight_decay"} & set(optimiser):
+        filled.put("optimiser", name="adamw", weight_decay=preset.weight_decay)
+    # A schedule needs to know the last step, which a budget does not say.
+    has_steps = not {"gradients", "seconds"} & set(training) or "steps" in training
+    if has_steps and not {"schedule", "decay", "end", "plateau"} & set(optimiser):
+        filled.put("optimiser", schedule="cosine")
+
+
+def steps_of(filled: Filled, config: Config, task: Data) -> int:
+    """How many steps the run has, as given or as filled in; 0 if only a budget ends it."""
+    training = config.training
+    filled_in = filled.values.get("training", {})
+    batch = int(filled_in.get("batch") or training.batch or 1) * training.accumulate
+    epochs = training.epochs or 0
+    return int(filled_in.get("steps") or training.steps or epochs * task.steps_per_epoch(batch))
+
+
+def fill_warmup(filled: Filled, given: SectionValues, steps: int) -> None:
+    """The steps over which the step size grows, where its schedule is ours."""
+    is_ours = "schedule" in filled.values.get("optimiser", {})
+    if is_ours and "warmup" not in given.get("optimiser", {}):
+        filled.put("optimiser", warmup=round(WARMUP_SHARE * steps))
+
+
+def describe(filled: Filled, config: Config) -> None:
+    """A line on what was filled in, before the one on the length of the run."""
+    network = filled.values.get("network", {})
+    training = filled.values.get("training", {})
+    optimiser = filled.values.get("optimiser", {})
+    parts = []
+    if "cell" in network or "hidden" in network:
+        cell = network.get("cell", config.network.cell)
+        parts.append(f"{cell} of {network.get('hidden', config.network.hidden)} units")
+    if network.get("bidirectional"):
+        parts.append("both directions")
+    if "readout" in network:
+        parts.append("mean over steps")
+    if network.get("persistence"):
+        parts.append("begins with the forecast that nothing changes")
+    for key in ("activation", "dropout"):
+        if key in network:
+            parts.append(f"{key} {network[key]}")
+    if "lr" in optimiser:
+        parts.append(f"lr {optimiser['lr']:g}")
+    if "schedule" in optimiser:
+        parts.append("cosine")
+    if "weight_decay" in optimiser:
+        parts.append(f"weight decay {optimiser['weight_decay']:g}")
+    if "batch" in training:
+        parts.append(f"batch {training['batch']}")
+    if "clip" in training:
+        parts.append(f"clip {training['clip']:g}")
+    if "chunk" in filled.values.get("task", {}):
+        parts.append(f"training in chunks of {filled.values['task']['chunk']} steps")
+    if parts:
+        filled.notes.insert(0, f"defaults for your data: {', '.join(parts)}")
+
+
+def cut_as_given(config: Config, task: Task) -> None:
+    """Cut the training sequences of your own data into chunks, if --chunk asks for it."""
+    from ..tasks.data import Data
+
+    chunk = config.task.chunk
+    if config.task.name is not None or chunk is None or not isinstance(task, Data):
+        return
+    if task.shape is not None or task.readout != "every":
+        raise ConfigError(
+            "--chunk cuts training sequences that have a target at every step: leave it out, or "
+            "cut with --window."
+        )
+    task.cut_training(chunk)
