@@ -55,7 +55,7 @@ try:
         resume,
         train,
         tune,
-    )  # fmt: skip
+    )
 except ModuleNotFoundError as error:
     if error.name != "pydantic":
         raise

@@ -12,6 +12,7 @@ gradients are complete: their sum is q(u) - q(u') but for the error of that sum,
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ from ..objectives.batch import Batch
 
 METHODS = ("integrated-gradients", "gradient-x-input")
 QUANTITIES = ("log-odds", "probability", "logit")  # of a class
-NODES = 8  # of a Gauss-Legendre rule, exact for polynomials of degree 15
+NODES = 4  # of a Gauss-Legendre rule, exact for polynomials of degree 7
+FIRST_PANELS = 4  # of each way
 GAUSS = np.polynomial.legendre.leggauss(NODES)  # places and weights on -1..1
 MOST_NODES = 4096  # points of one sample after which panels are no longer halved
 LEAST_WIDTH = 2.0**-40  # of a panel
@@ -271,6 +273,12 @@ class Way:
             parts.append(self.differentiator.value(*self.points(some, where)))
         return torch.cat(parts)
 
+    def results(self, panels: Panels) -> Iterator[tuple[Panels, Tensor]]:
+        """Yield some panels after the other, and their `integrals`."""
+        for first in range(0, len(panels.sample), self.panels_at_once):
+            some = panels.select(slice(first, first + self.panels_at_once))
+            yield some, self.integrals(some)
+
     def integrals(self, panels: Panels) -> Tensor:
         """The integrals of dq/du over panels times the change of the inputs, [K, ...]."""
         sample = panels.sample.repeat_interleave(NODES)
@@ -294,7 +302,7 @@ def integrate(
 ) -> tuple[Tensor, Tensor]:
     """Integrated gradients, shaped like the inputs, and the points they took, [B].
 
-    Each way begins as two panels with the Gauss-Legendre rule of NODES points. What a panel's
+    Each way begins as four panels with the Gauss-Legendre rule of NODES points. What a panel's
     attributions add up to is known, the change of q along it. So panels with a gap, such as those
     in which a relu turns on, are halved until each gap is small beside the tolerance.
 
@@ -308,51 +316,58 @@ def integrate(
     """
     way = Way(differentiator, batch, baseline, quantity)
     start, value = ends
-    every = torch.arange(len(value), device=value.device)
-    zero = torch.zeros_like(value)
-    middle = way.value(every, zero + 0.5)
-    panels = Panels(
-        every.repeat(2),
-        torch.cat([zero, zero + 0.5]),
-        torch.cat([zero + 0.5, zero + 1]),
-        torch.cat([start, middle]),
-        torch.cat([middle, value]),
-    )
+    panels = first_panels(way, start, value)
     total = torch.zeros_like(batch.u).movedim(way.axis, 0)
     count = torch.zeros(len(value), dtype=torch.long, device=value.device)
-    size = size_of_attributions(way, panels, value - start)
-    while len(panels.sample):
+    results: Iterable[tuple[Panels, Tensor]] = list(way.results(panels))
+    size = size_of_attributions(results, total, value - start)
+    while True:
         unfinished = []
-        for first in range(0, len(panels.sample), way.panels_at_once):
-            some = panels.select(slice(first, first + way.panels_at_once))
-            found = way.integrals(some)
+        for some, found in results:
             gap = found.flatten(1).sum(1) - (some.end - some.begin)
             count.index_add_(0, some.sample, torch.full_like(some.sample, NODES))
             is_open = gap.abs() > tolerance * GAP_SHARE * size[some.sample]
             is_open &= count[some.sample] < MOST_NODES
             is_open &= some.right - some.left > LEAST_WIDTH
             total.index_add_(0, some.sample[~is_open], found[~is_open])
-            unfinished.append(halve(way, some.select(is_open)))
-        panels = Panels(*map(torch.cat, zip(*unfinished, strict=True)))
-    return total.movedim(0, way.axis), count.cpu()
+            if is_open.any():
+                unfinished.append(halve(way, some.select(is_open)))
+        if not unfinished:
+            return total.movedim(0, way.axis), count.cpu()
+        results = way.results(Panels(*map(torch.cat, zip(*unfinished, strict=True))))
 
 
-def size_of_attributions(way: Way, panels: Panels, change: Tensor) -> Tensor:
+def first_panels(way: Way, start: Tensor, value: Tensor) -> Panels:
+    """Equal panels of all ways; start, value: q [B] at their ends."""
+    B = len(value)
+    every = torch.arange(B, device=value.device)
+    places = torch.linspace(0, 1, FIRST_PANELS + 1, dtype=value.dtype, device=value.device)
+    inner = way.value(every.repeat(FIRST_PANELS - 1), places[1:-1].repeat_interleave(B))
+    known = torch.cat([start, inner, value])
+    edges = places.repeat_interleave(B)
+    return Panels(every.repeat(FIRST_PANELS), edges[:-B], edges[B:], known[:-B], known[B:])
+
+
+def size_of_attributions(
+    results: Iterable[tuple[Panels, Tensor]], like: Tensor, change: Tensor
+) -> Tensor:
     """The size [B] beside which gaps are judged: the sum of |attributions|, as first estimated.
 
     It is at least |change|, the change of q from the baseline to the input.
+
+    Args:
+        results: The panels of the whole ways, and their attributions.
+        like: A tensor of the attributions' shape, samples first.
+        change: [B].
     """
-    size = torch.zeros_like(change)
-    for first in range(0, len(panels.sample), way.panels_at_once):
-        some = panels.select(slice(first, first + way.panels_at_once))
-        size.index_add_(0, some.sample, way.integrals(some).abs().flatten(1).sum(1))
-    return torch.maximum(size, change.abs())
+    total = torch.zeros_like(like)
+    for some, found in results:
+        total.index_add_(0, some.sample, found)
+    return torch.maximum(total.abs().flatten(1).sum(1), change.abs())
 
 
 def halve(way: Way, panels: Panels) -> Panels:
     """The two halves of each panel."""
-    if not len(panels.sample):
-        return panels
     middle = (panels.left + panels.right) / 2
     value = way.value(panels.sample, middle)
     first = panels._replace(right=middle, end=value)
