@@ -140,7 +140,7 @@ class Differentiator:
     def pre_outputs(self, batch: Batch) -> Tensor:
         """The pre-outputs a of a batch."""
         with torch.no_grad():
-            return self.net.run(batch).a
+            return self.net.run(cut_to_longest(batch)).a
 
     def value(self, batch: Batch, quantity: Quantity) -> Tensor:
         """The output q, [B]."""
@@ -150,12 +150,19 @@ class Differentiator:
         """The output q [B], the run it comes from, and dq/du, shaped like u."""
         u = batch.u.detach().requires_grad_()
         with torch.enable_grad():
-            run = self.net.run(replace(batch, u=u))
+            run = self.net.run(cut_to_longest(replace(batch, u=u)))
             value = quantity.of(run.a)
             (gradient,) = torch.autograd.grad(value.sum(), u, retain_graph=True)
         if not torch.isfinite(gradient).all():
             raise NumericalError("the gradient of the output by the inputs is not finite.")
         return value, run, gradient
+
+
+def cut_to_longest(batch: Batch) -> Batch:
+    """The batch without steps past the end of its longest sequence; some may have been chosen."""
+    if batch.lengths is None or batch.axis == 0:
+        return batch
+    return replace(batch, u=batch.u[: int(batch.sizes.max())])
 
 
 def log_costates(run: NetRun, value: Tensor) -> Tensor:
