@@ -3,11 +3,11 @@
 import json
 import sys
 
-import exports
 import numpy as np
 import pytest
 import torch
 
+import exports
 from coadjoint.cells.formula import PRIMITIVES
 from coadjoint.errors import MissingError, Unsupported
 from coadjoint.models import Model
@@ -125,7 +125,9 @@ def test_labels_at_every_step(tmp_path):
     net = exports.build("leaky", inputs=d.inputs, output="softmax", readout="every")
     found = run_rows(open_network(net, d), rows)
     labels = Model(net, data).predict(str(tmp_path / "w.csv"))
-    steps = np.concatenate([label[: len(row)] for label, row in zip(found["label"], rows)])
+    steps = np.concatenate(
+        [label[: len(row)] for label, row in zip(found["label"], rows, strict=True)]
+    )
     assert steps.tolist() == labels.tolist()
     assert set(found["label"][0, len(rows[0]) :]) == {""}
     assert found["probabilities"].shape == (len(rows), max(map(len, rows)), 2)
@@ -136,7 +138,9 @@ def test_numbers_in_the_units_of_the_target(tmp_path):
     d = data.description
     net = exports.build("gru", inputs=d.inputs, outputs=1, readout="every", dtype=torch.float64)
     found = run_rows(open_network(net, d), rows)["prediction"]
-    steps = np.concatenate([numbers[: len(row), 0] for numbers, row in zip(found, rows)])
+    steps = np.concatenate(
+        [numbers[: len(row), 0] for numbers, row in zip(found, rows, strict=True)]
+    )
     expected = Model(net, data).predict(str(tmp_path / "w.csv"))
     scale = d.target_std[0]
     np.testing.assert_allclose((steps - 1e4) / scale, (expected - 1e4) / scale, atol=TOLERANCE)

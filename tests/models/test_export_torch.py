@@ -5,11 +5,11 @@ import importlib.util
 import subprocess
 import sys
 
-import exports
 import numpy as np
 import pytest
 import torch
 
+import exports
 from coadjoint.cells.formula import PRIMITIVES
 from coadjoint.errors import InputError, Unsupported
 from coadjoint.models import Model
@@ -113,7 +113,7 @@ def test_columns_in_their_own_units(at, tmp_path):
     shares = opened.predict_proba(rows).numpy()
     labels = opened.predict(rows)
     if at == "every":
-        shares = np.concatenate([part[: len(row)] for part, row in zip(shares, rows)])
+        shares = np.concatenate([part[: len(row)] for part, row in zip(shares, rows, strict=True)])
         labels = [label for part in labels for label in part]
     np.testing.assert_allclose(shares, model.predict_proba(tmp_path / "w.csv"), rtol=TOLERANCE)
     assert labels == model.predict(tmp_path / "w.csv").tolist()
@@ -197,7 +197,9 @@ def test_what_is_refused(tmp_path):
 def test_the_command(coadjoint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w.csv").write_text(exports.rows_of_words())
-    words = "--kind regress --target load --at last --id id --features a --irregular allow --hidden 4"
+    words = (
+        "--kind regress --target load --at last --id id --features a --irregular allow --hidden 4"
+    )
     few = "--steps 2 --batch 4 --probes 2 --quiet --split 1,0,0 --out run"
     code, _, err = coadjoint("train", "--train", "w.csv", *words.split(), *few.split())
     assert (code, err) == (0, "")

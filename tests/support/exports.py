@@ -119,7 +119,7 @@ def rows_of_words(count=12, seed=0):
     generator = np.random.default_rng(seed)
     lines = ["id,time,a,b,city,label,load"]
     words = ["Rome", "Oslo", '"Li""ma"']
-    labels = ["down", "\"'); raise SystemExit\\n\"".replace('"', '""')]
+    labels = ["down", '"\'); raise SystemExit\\n"'.replace('"', '""')]
     for i in range(count):
         time = 0
         for _ in range(3 + i % 5):

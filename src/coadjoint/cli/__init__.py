@@ -20,6 +20,8 @@ progress             progress lines and bars
 train                train
 resume               resume, replay
 predict              predict, report
+evaluate             evaluate
+explain              explain
 export               export
 lists                tasks, cells
 online, compare, tune, diagnose, demo    the commands of these names
@@ -44,7 +46,20 @@ from .program import app, main
 
 # Settings are pydantic models; commands without settings run without it.
 try:
-    from . import compare, demo, diagnose, export, lists, online, predict, resume, train, tune
+    from . import (
+        compare,
+        demo,
+        diagnose,
+        evaluate,
+        explain,
+        export,
+        lists,
+        online,
+        predict,
+        resume,
+        train,
+        tune,
+    )
 except ModuleNotFoundError as error:
     if error.name != "pydantic":
         raise
@@ -56,7 +71,8 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict export report diagnose tasks cells demo"
+        "train resume online replay compare tune predict evaluate explain export report diagnose "
+        "tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -64,7 +80,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "export", "report", "compare", "tune", "online",
+    "demo", "train", "resume", "predict", "evaluate", "explain", "export", "report",
+    "compare", "tune", "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 

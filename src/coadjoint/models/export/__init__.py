@@ -15,6 +15,8 @@ kinds          what is refused
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from ... import __version__
 from ...errors import NumericalError, check_path, choose
@@ -29,11 +32,11 @@ from ...networks.interface import Net
 from ...tasks.description import Description, PathLike
 from ...training import files, storage
 from ...training.predict import load_best
-from .check import Check, compare
+from .check import ExportCheck, compare
 from .onnx import describe_columns, onnx_bytes
 from .torch_code import torch_code
 
-__all__ = ["FORMATS", "Check", "Exported", "export", "export_network"]
+__all__ = ["FORMATS", "ExportCheck", "Exported", "export", "export_network"]
 
 FORMATS = ("onnx", "torch")
 TOLERANCE = {"onnx": 1e-5, "torch": 1e-6}  # relative
@@ -50,7 +53,7 @@ class Exported:
     """
 
     files: tuple[Path, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[ExportCheck, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -130,16 +133,13 @@ def write_torch(net: Net, data: Description | None, path: Path) -> Exported:
     paths = (base.with_name(base.name + ".py"), base.with_name(base.name + ".safetensors"))
     code, tensors = torch_code(net, data, __version__)
     content = storage.pack(tensors)
-    scope: dict[str, object] = {"__name__": "exported", "__file__": str(paths[0].absolute())}
-    exec(compile(code, str(paths[0]), "exec"), scope)
-    network = scope["Network"]()  # type: ignore[operator]
-    network.load_state_dict(storage.unpack(content, paths[1]))
-    network.eval()
+    network = load_written(code, content)
 
     def answer(x: np.ndarray, lengths: np.ndarray | None) -> np.ndarray:
         # numbers, also of a classification: as it is without labels
-        run = getattr(network, "predict_proba", network.predict)
+        run = getattr(network, "predict_proba", None) or network.predict
         arguments = (x,) if lengths is None else (x, lengths)
+        assert callable(run)
         answers: torch.Tensor = run(*arguments)
         return answers.numpy()
 
@@ -150,7 +150,22 @@ def write_torch(net: Net, data: Description | None, path: Path) -> Exported:
     return Exported(paths, tuple(checks))
 
 
-def refuse_if_wrong(checks: list[Check], program: str) -> None:
+def load_written(code: str, content: bytes) -> nn.Module:
+    """The network of generated code, from files in a folder that is removed again."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "exported.py"
+        path.write_text(code, encoding="ascii")
+        path.with_suffix(".safetensors").write_bytes(content)
+        spec = importlib.util.spec_from_file_location("exported", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        network: nn.Module = module.load()
+    return network
+
+
+def refuse_if_wrong(checks: list[ExportCheck], program: str) -> None:
     """Refuse to write a file whose outputs are plainly not those of the network."""
     worst = max(check.difference for check in checks)
     if worst > PLAINLY_WRONG:

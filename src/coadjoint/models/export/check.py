@@ -32,7 +32,7 @@ Answer = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Check:
+class ExportCheck:
     """One comparison: the largest difference relative to the largest output, and its size.
 
     steps: 0 for samples without time.
@@ -56,7 +56,7 @@ class Drawn:
     a: np.ndarray
 
 
-def compare(net: Net, data: Description | None, answer: Answer) -> list[Check]:
+def compare(net: Net, data: Description | None, answer: Answer) -> list[ExportCheck]:
     """Compare an exported network with the network itself, at two sizes."""
     checks = []
     for samples, length in SIZES:
@@ -64,7 +64,7 @@ def compare(net: Net, data: Description | None, answer: Answer) -> list[Check]:
         generator = np.random.default_rng(samples)
         drawn = draw(net, data, samples, steps, generator)
         found = answer(drawn.x, drawn.lengths)
-        checks.append(Check(samples, steps, relative_difference(net, data, drawn, found)))
+        checks.append(ExportCheck(samples, steps, relative_difference(net, data, drawn, found)))
     return checks
 
 

@@ -12,7 +12,6 @@ of a sequence.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from ...errors import Unsupported
 from ...networks.chain import Chain
@@ -61,11 +60,10 @@ def onnx_bytes(net: Net, data: Description | None, about: dict[str, str]) -> byt
         a = write_recurrent(writer, net, u, lengths, alive)
     else:
         refuse(net)
-    size = sum(constant.ByteSize() for constant in writer.constants.values())
-    if size > LARGEST:
+    if writer.byte_count > LARGEST:
         raise Unsupported(
-            f"a network of {size:,} bytes does not fit into one ONNX file, which holds at most "
-            f"{LARGEST:,}. Use --to torch."
+            f"a network of {writer.byte_count:,} bytes does not fit into one ONNX file, which "
+            f"holds at most {LARGEST:,}. Use --to torch."
         )
     every = net.readout == "every"
     outputs = finish(writer, net, data, a, alive if every else None)
@@ -97,7 +95,7 @@ def write_alive(writer: OnnxWriter, u: Value, lengths: Value) -> Value:
 
 def finish(
     writer: OnnxWriter, net: Net, data: Description | None, a: Value, alive: Value | None
-) -> list[Any]:
+) -> list[object]:
     """Write the outputs of the graph from pre-outputs, and return what ONNX must know of them.
 
     alive: where there is a step, for outputs at every step; else None.

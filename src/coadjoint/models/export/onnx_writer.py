@@ -6,7 +6,6 @@ import importlib
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import torch
@@ -53,8 +52,9 @@ class OnnxWriter(Writer):
     def __init__(self, outer: OnnxWriter | None = None) -> None:
         super().__init__()
         self.onnx = import_onnx()
-        self.nodes: list[Any] = []
-        self.constants: dict[str, Any] = {}
+        self.nodes: list[object] = []
+        self.byte_count = 0  # of the constants
+        self.constants: dict[str, object] = {}
         if outer is not None:
             self.constants = outer.constants
             self.taken = outer.taken
@@ -69,6 +69,7 @@ class OnnxWriter(Writer):
         """An array as an initialiser of the graph."""
         unique = self.unique(name)
         self.constants[unique] = self.onnx.numpy_helper.from_array(array, unique)
+        self.byte_count += array.nbytes
         return Value(unique, str(array.dtype))
 
     def strings(self, words: Sequence[str], name: str) -> Value:
@@ -357,6 +358,7 @@ class OnnxWriter(Writer):
             [self.describe(value) for value in (*before, has_step, *slices)],
             [self.describe(value) for value in (*after, *shown)],
         )
+        self.byte_count += inner.byte_count
         lasts = [Value(self.unique(f"{name}_{slot}_last"), self.dtype) for slot in slots]
         states = [Value(self.unique(f"{name}_{slot}"), self.dtype) for slot in slots]
         node = self.onnx.helper.make_node(
@@ -369,7 +371,7 @@ class OnnxWriter(Writer):
         self.nodes.append(node)
         return states, lasts
 
-    def describe(self, value: Value, shape: Sequence[int | str] | None = None) -> Any:
+    def describe(self, value: Value, shape: Sequence[int | str] | None = None) -> object:
         """What ONNX wants to know about an input or an output."""
         kind = getattr(self.onnx.TensorProto, ELEMENT_TYPES[value.dtype])
         return self.onnx.helper.make_tensor_value_info(value.name, kind, shape)

@@ -13,7 +13,7 @@ WORD = re.compile(r"<\d+>|[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
-class Line:
+class Assignment:
     """targets = expression.
 
     targets   the variables, one or several; one that is called <7> has no name yet
@@ -28,7 +28,7 @@ class Line:
 
 
 def write_lines(
-    lines: Sequence[Line], results: Sequence[str], unique: Callable[[str], str]
+    lines: Sequence[Assignment], results: Sequence[str], unique: Callable[[str], str]
 ) -> list[str]:
     """The text of the lines that `results` need, and the results themselves as the last entries.
 
@@ -69,7 +69,9 @@ def write_lines(
     return [*written, *map(fill, results)]
 
 
-def count_reads(lines: Sequence[Line], results: Sequence[str]) -> tuple[set[str], Counter[str]]:
+def count_reads(
+    lines: Sequence[Assignment], results: Sequence[str]
+) -> tuple[set[str], Counter[str]]:
     """The variables that `results` need, and how often each is read."""
     uses: Counter[str] = Counter()
     for result in results:

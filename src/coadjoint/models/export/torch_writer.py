@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...networks.recurrence import Recurrence
-from .torch_lines import Line, write_lines
+from .torch_lines import Assignment, write_lines
 from .writer import Argument, Body, Value, Writer
 
 SPELLING = {
@@ -104,7 +104,7 @@ class TorchWriter(Writer):
         self.taken.update(GLOBALS, parameters)
         head = ", ".join(("self", *parameters))
         self.head = [f"def {name}({head}):", f'    """{sentence}"""']
-        self.lines: list[Line] = []
+        self.lines: list[Assignment] = []
 
     def finish(self, results: Sequence[Value], as_tuple: bool = False) -> None:
         """Return these from the method, and add it to the class."""
@@ -121,7 +121,7 @@ class TorchWriter(Writer):
         One without a name is written where it is read, if that is once; op: how it is called else.
         """
         target = self.unique(name) if name else f"<{len(self.lines)}>"
-        self.lines.append(Line((target,), expression, op, op in INFIX))
+        self.lines.append(Assignment((target,), expression, op, op in INFIX))
         return Value(target, dtype)
 
     def constant(self, value: Tensor, name: str, as_it_is: bool = False) -> Value:
@@ -205,7 +205,7 @@ class TorchWriter(Writer):
         states = self.unique(f"{name}_states")
         ends = self.unique(f"{name}_ends")
         call = f"scan(self.{method}, [{read}], [{first}], {alive.name})"
-        self.lines.append(Line((states, ends), call))
+        self.lines.append(Assignment((states, ends), call))
         count = range(len(slots))
         all_steps = [Value(f"{states}[{i}]", self.dtype) for i in count]
         return all_steps, [Value(f"{ends}[{i}]", self.dtype) for i in count]
@@ -239,7 +239,7 @@ class TorchWriter(Writer):
         if layer.x0.detach().any():
             arguments.append(self.starts_of_built_in(layer, u, name))
         h = self.unique(f"{name}_h")
-        self.lines.append(Line((h, "_"), f"self.{unique}({', '.join(arguments)})"))
+        self.lines.append(Assignment((h, "_"), f"self.{unique}({', '.join(arguments)})"))
         y = Value(h, self.dtype)
         end = self.last(y, lengths)
         return (self.reverse(y, lengths) if reverse else y), end
