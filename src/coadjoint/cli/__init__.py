@@ -21,6 +21,7 @@ train                train
 resume               resume, replay
 predict              predict, report
 evaluate             evaluate
+explain              explain
 lists                tasks, cells
 online, compare, tune, diagnose, demo    the commands of these names
 benchmark            bench
@@ -44,7 +45,19 @@ from .program import app, main
 
 # Settings are pydantic models; commands without settings run without it.
 try:
-    from . import compare, demo, diagnose, evaluate, lists, online, predict, resume, train, tune
+    from . import (
+        compare,
+        demo,
+        diagnose,
+        evaluate,
+        explain,
+        lists,
+        online,
+        predict,
+        resume,
+        train,
+        tune,
+    )
 except ModuleNotFoundError as error:
     if error.name != "pydantic":
         raise
@@ -56,7 +69,8 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict evaluate report diagnose tasks cells demo"
+        "train resume online replay compare tune predict evaluate explain report diagnose tasks "
+        "cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -64,7 +78,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "evaluate", "report", "compare", "tune", "online",
+    "demo", "train", "resume", "predict", "evaluate", "explain", "report", "compare", "tune",
+    "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 

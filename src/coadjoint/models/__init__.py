@@ -18,6 +18,9 @@ evaluation_page  the same as a page
 bootstrap   metrics of weighted entries
 stepping    one row at a time
 answers     outputs of a network as labels and numbers, in the form of the data
+explaining  Explanation: which steps and columns predictions come from, by
+            attribution (gradients and integrated gradients), as a table, in words
+            (explanation) and on a page (explained_page)
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from ..tasks.prediction import Prediction
 from ..training.predict import compute_outputs, load_best, with_note_on_windows
 from .answers import Answers, arrange, decide, labels_of, probabilities
 from .evaluating import LEVEL, RESAMPLES, Assessment, assess
+from .explaining import explain
+from .explanation import Explanation
 from .stepping import Row, StepAnswer, StepState, step
 
 
@@ -208,6 +210,16 @@ class Model:
                 time column of a dictionary.
         """
         return step(self.network, self.description, row, state, time)
+
+    def explain(self, data: Any, **options: Any) -> Explanation:
+        """Return which steps and columns the predictions come from.
+
+        Args:
+            data: A path, arrays or a frame.
+            **options: method, baseline, output, quantity, step, limit and tolerance as in
+                `models.explaining.explain`, and those of `prepare`.
+        """
+        return explain(self, data, **options)
 
     def _answer(
         self, data: Any, options: JsonDict, decide: Callable[[np.ndarray], np.ndarray]
