@@ -20,6 +20,7 @@ progress             progress lines and bars
 train                train
 resume               resume, replay
 predict              predict, report
+evaluate             evaluate
 explain              explain
 lists                tasks, cells
 online, compare, tune, diagnose, demo    the commands of these names
@@ -48,6 +49,7 @@ try:
         compare,
         demo,
         diagnose,
+        evaluate,
         explain,
         lists,
         online,
@@ -67,7 +69,8 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict explain report diagnose tasks cells demo"
+        "train resume online replay compare tune predict evaluate explain report diagnose tasks "
+        "cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -75,7 +78,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "explain", "report", "compare", "tune", "online",
+    "demo", "train", "resume", "predict", "evaluate", "explain", "report", "compare", "tune",
+    "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 
