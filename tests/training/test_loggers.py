@@ -288,6 +288,7 @@ def test_wandb_without_a_login(tmp_path, monkeypatch):
         logger(ROWS[0])
 
 
+@pytest.mark.slow
 def test_the_flag(coadjoint, store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*SMALL.split(), "--steps", "4", "--out", "runs/a", "--logger", "mlflow"]
