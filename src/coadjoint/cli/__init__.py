@@ -22,6 +22,7 @@ resume               resume, replay
 predict              predict, report
 evaluate             evaluate
 explain              explain
+export               export
 lists                tasks, cells
 online, compare, tune, diagnose, demo    the commands of these names
 benchmark            bench
@@ -51,6 +52,7 @@ try:
         diagnose,
         evaluate,
         explain,
+        export,
         lists,
         online,
         predict,
@@ -69,8 +71,8 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict evaluate explain report diagnose tasks "
-        "cells demo"
+        "train resume online replay compare tune predict evaluate explain export report diagnose "
+        "tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -78,8 +80,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "evaluate", "explain", "report", "compare", "tune",
-    "online",
+    "demo", "train", "resume", "predict", "evaluate", "explain", "export", "report",
+    "compare", "tune", "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 
