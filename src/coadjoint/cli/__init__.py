@@ -7,15 +7,18 @@ program              the program itself; errors as one line each
 schema               the sections of settings, whose fields are the flags and keys (the network's is
                      in training/network_section)
 flags                settings from flags and files, and lines about invalid ones
+key_types            the types of settings, in words
 build, build_online  from settings to objects, by the `make` of each package
 own_defaults         defaults for your own data, where nobody gave a setting
+build_task           the task of settings: a built-in one, or the user's own data
 chains               which settings mean a network without time, its defaults and its task
 memory               notes on the memory of a gradient
 past                 which settings of a resumed run may change
 baselines            metrics by name, and the figures of a run beside those of baselines
 splits               what is split off from the training file, also in older run folders
 progress             progress lines and bars
-train                train, resume, replay
+train                train
+resume               resume, replay
 predict              predict, report
 lists                tasks, cells
 online, compare, tune, diagnose, demo    the commands of these names
@@ -40,7 +43,7 @@ from .program import app, main
 
 # Settings are pydantic models; commands without settings run without it.
 try:
-    from . import compare, demo, diagnose, lists, online, predict, train, tune
+    from . import compare, demo, diagnose, lists, online, predict, resume, train, tune
 except ModuleNotFoundError as error:
     if error.name != "pydantic":
         raise

@@ -12,7 +12,7 @@ from ..objectives.batch import Batch
 from .baselines import Baseline, find_baselines
 from .description import ColumnNames, Description
 from .metrics import ClassTally, NumberTally, Tally, choose_metrics, metrics_of
-from .task import Collection, Samples, Scores, Sequences, count_right
+from .task import Collection, Samples, Scores, Sequences, count_right, pairs_of_text
 
 SCORED = ("accuracy", "mse", "mae")  # the metrics that are means over entries, by `score`
 
@@ -90,3 +90,29 @@ class JudgedCollection(Collection):
             "mse": (float(error.square().sum()), count),
             "mae": (float(error.abs().sum()), count),
         }
+
+    def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
+        """Return (target, prediction) of each sequence as text: labels, or numbers in their units.
+
+        a [B, outputs] and y [B, ...] are those of one step.
+        """
+        d = self.description
+        if d.labels:
+            return pairs_of_text(lambda number: d.labels[int(number)], y, a.argmax(-1))
+        mean, std = (torch.from_numpy(scale).to(a.dtype) for scale in d.target_scale())
+        return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
+
+    def as_images(self, values: Tensor) -> Tensor | None:
+        """Return inputs, targets or outputs as images in the units of the file: see `Task`.
+
+        An array [height, width] is an image of one channel. None for other samples, and for those
+        with missing values.
+        """
+        d = self.description
+        shape = d.sample_shape
+        if shape is None or len(shape) not in (2, 3) or d.masked:
+            return None
+        scales = (torch.tensor(scale, dtype=torch.float64) for scale in (d.mean, d.std))
+        mean, std = (scale.reshape(-1, *(1 for _ in shape[1:])) for scale in scales)
+        images = values.double().reshape(-1, *shape) * std + mean
+        return images if len(shape) == 3 else images[:, None]

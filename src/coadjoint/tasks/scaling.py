@@ -265,3 +265,13 @@ def real_targets(part: Part, description: Description) -> list[np.ndarray | floa
         rows = cast(np.atleast_2d(scaled), description.dtype, place)
         targets.append(rows if description.at == "every" else rows[0])
     return targets
+
+
+def notes_on_constants(constant: list[str], first: Sheet) -> list[str]:
+    """Return notes on the features that are constant in training, one on all those of samples.
+
+    Images have pixels that are always white, perhaps hundreds; first: the training file's sheet.
+    """
+    if first.shape is not None and len(constant) > 1:
+        return [f"{len(constant)} features are constant in training: {quote_names(constant, 3)}"]
+    return [f"feature '{one_line(name)}' is constant in training" for name in constant]

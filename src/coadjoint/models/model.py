@@ -1,0 +1,178 @@
+"""Model: a trained network with the description of its data; load: the model of a run folder.
+
+model = co.load("runs/waves")
+model.predict("new.csv")
+model.predict(arrays)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import DataError, InputError
+from ..networks.interface import Net
+from ..tasks.data import Data
+from ..tasks.description import Description, JsonDict, PathLike
+from ..tasks.memory import Source, source_of
+from ..tasks.new_data import read_new
+from ..tasks.prediction import Prediction
+from ..training.predict import compute_outputs, load_best, with_note_on_windows
+from .answers import Answers, arrange, decide, labels_of, probabilities
+
+
+class Model:
+    """A trained network, with what it must know about its data: scales, labels, columns.
+
+    network      in evaluation mode
+    description  tasks.description.Description: kind, at, features, labels, scales, ...
+    settings     those of training, as its config.yaml has them; {} if they are not known
+
+    Data are a path, arrays or a frame, as in `tasks.Data.of`: [n, T, C], [n, T], a list of [T_i,
+    C], samples [n, ...]; a frame of pandas, polars or pyarrow, or a dictionary of columns. Columns
+    of tables are matched by name, those of arrays by position. Values are in their own units: they
+    are scaled here as in training. Options `reading` say what differs in the data, as in
+    `Data.for_prediction`: missing="drop", id="name", ..., and lengths, ids and times of arrays.
+    """
+
+    def __init__(
+        self, network: Net, description: Description | Data | JsonDict, settings: Any = None
+    ) -> None:
+        """Make a model of a network and the task it was trained on, or its description."""
+        if isinstance(description, Data):
+            description = description.description
+        if not isinstance(description, Description):
+            description = Description.of(description)
+        expected = {
+            "inputs": description.inputs,
+            "outputs": description.outputs,
+            "readout": description.at,
+        }
+        for name, value in expected.items():
+            if getattr(network, name) != value:
+                raise InputError(
+                    f"the network has {name} {getattr(network, name)!r} and its data need "
+                    f"{value!r}."
+                )
+        self.network = network.eval()
+        self.description = description
+        self.settings: JsonDict = dict(settings or {})
+
+    def __repr__(self) -> str:
+        d = self.description
+        what = "of sequences" if d.sample_shape is None else "of samples"
+        return f"Model({d.kind} at {d.at} {what}, {len(d.features)} features, {self.network!r})"
+
+    @property
+    def labels(self) -> list[Any]:
+        """The classes in the order of the outputs: whole numbers if all are, else words."""
+        return labels_of(self.description)
+
+    @property
+    def features(self) -> list[str]:
+        """The columns that the network reads, in the order of arrays."""
+        return list(self.description.features)
+
+    def prepare(
+        self,
+        data: Any,
+        *,
+        whole: bool = False,
+        lengths: Any = None,
+        ids: Any = None,
+        times: Any = None,
+        **reading: Any,
+    ) -> Prediction:
+        """Read and scale data for the network.
+
+        Args:
+            data: A path, arrays or a frame.
+            whole: Read each sequence as a whole where training had windows with one target each.
+            lengths: [n], the steps of each sequence, if arrays are padded or one after the other.
+            ids: [n], names of the sequences in arrays.
+            times: Times of the steps in arrays: [T], [n, T] or a list of [T_i].
+            **reading: Options that differ: id, time, sep, decimal, thousands, header, dates,
+                missing, irregular, max_bytes.
+        """
+        beside = {"lengths": lengths, "ids": ids, "times": times}
+        source = source_of(data, "data", **beside)
+        return self._prepare(source, whole=whole, **reading)
+
+    def _prepare(self, source: Source, **reading: Any) -> Prediction:
+        """Return what `prepare` does, of a source."""
+        return with_note_on_windows(self.network, read_new(self.description, source, **reading))
+
+    def outputs(self, prediction: Prediction) -> Iterator[Tensor]:
+        """Yield the pre-outputs a of one batch after another.
+
+        They are [B, outputs], or at every step [T, B, outputs] with padding. The state is carried
+        through each sequence; long ones run in parts.
+        """
+        return compute_outputs(self.network, prediction)
+
+    def predict(self, data: Any, **options: Any) -> Answers:
+        """Return labels, or numbers in their units.
+
+        Of arrays: one for each sequence or sample, [n], or [n, k] for k numbers; at every step (and
+        for each window, if training had windows with one target each) an array for each sequence,
+        [n, T, ...] as one array if `data` is one. Of a frame or a file: one for each row that the
+        table of predictions has, in its order, which with a target at every step are all rows. A
+        label is None, and a number NaN, where a value is missing that missing="drop" leaves out.
+
+        Args:
+            data: A path, arrays or a frame.
+            **options: Those of `prepare`.
+        """
+        return self._answer(data, options, self._decide)
+
+    def predict_proba(self, data: Any, **options: Any) -> Answers:
+        """Return the probability of each class, in the order of `labels`; else as `predict`."""
+        if self.description.kind != "classify":
+            raise InputError(
+                f"a model of kind '{self.description.kind}' has no probabilities; use predict."
+            )
+        return self._answer(data, options, probabilities)
+
+    def table(self, data: Any, **options: Any) -> dict[str, Any]:
+        """Return the predictions as a dictionary of columns, those of `coadjoint predict`.
+
+        They are row, step, id and time, as far as the data have them, prediction and the
+        probabilities: `pandas.DataFrame(model.table(frame))`. Arguments are those of `predict`.
+        """
+        prediction = self.prepare(data, **options)
+        return {column.name: column.values for column in prediction.table(self.outputs(prediction))}
+
+    def _answer(
+        self, data: Any, options: JsonDict, decide: Callable[[np.ndarray], np.ndarray]
+    ) -> Answers:
+        """Return what `decide` makes of pre-outputs [M, outputs], in the form of the data."""
+        options = dict(options)
+        beside = {name: options.pop(name, None) for name in ("lengths", "ids", "times")}
+        source = source_of(data, "data", **beside)
+        prediction = self._prepare(source, **options)
+        a = prediction.spread(prediction.collect(self.outputs(prediction)))
+        return arrange(decide(a), prediction, source)
+
+    def _decide(self, a: np.ndarray) -> np.ndarray:
+        """Return labels or numbers of pre-outputs [M, outputs]."""
+        return decide(a, self.description)
+
+
+def load(run: PathLike, warn: Callable[[str], None] = warnings.warn) -> Model:
+    """Return the model of a run folder, or of a model.safetensors, with scales and labels.
+
+    A run that has not finished is loaded with its best weights so far, and `warn` is told so. A run
+    of a built-in task is refused: it has no data to describe. The file may come from a stranger:
+    nothing in it is executed.
+    """
+    net, description = load_best(run, warn)
+    if description.get("data") is None:
+        raise DataError(
+            f"{run} was trained on task '{description.get('task')}', not on your own data, so it "
+            "has no columns to read. coadjoint.training.predict.load_model returns its network."
+        )
+    return Model(net, description["data"], description.get("settings"))
