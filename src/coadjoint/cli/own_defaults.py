@@ -40,7 +40,7 @@ LENGTHS = ("steps", "epochs", "gradients", "seconds")  # how long to train
 
 
 @dataclass(frozen=True)
-class Preset:
+class OwnDefaults:
     """Defaults for one sort of data.
 
     network       keys of [network]
@@ -54,19 +54,19 @@ class Preset:
     weight_decay: float | None = None
 
 
-ONE_ANSWER = Preset(
+ONE_ANSWER = OwnDefaults(
     {"cell": "gru", "hidden": 64, "bidirectional": True, "readout": "mean"}, lr=1e-2, batch=16
 )
-EVERY_STEP = Preset({"cell": "gru", "hidden": 128}, lr=3e-3, batch=32, weight_decay=0.01)
-NEXT_STEP = Preset(
+EVERY_STEP = OwnDefaults({"cell": "gru", "hidden": 128}, lr=3e-3, batch=32, weight_decay=0.01)
+NEXT_STEP = OwnDefaults(
     {"cell": "gru", "hidden": 128, "skip": True, "persistence": True},
     lr=3e-3,
     batch=32,
     weight_decay=0.01,
 )
-DENSE_LAYERS = Preset({"activation": "relu", "dropout": 0.2}, lr=1e-2, batch=16)
-OTHER_LAYERS = Preset({}, lr=None, batch=16)
-OTHER_CELL = Preset({}, lr=None, batch=16)
+DENSE_LAYERS = OwnDefaults({"activation": "relu", "dropout": 0.2}, lr=1e-2, batch=16)
+OTHER_LAYERS = OwnDefaults({}, lr=None, batch=16)
+OTHER_CELL = OwnDefaults({}, lr=None, batch=16)
 
 
 @dataclass
@@ -92,18 +92,18 @@ def fill(config: Config, given: SectionValues, task: Task) -> Filled:
     filled = Filled()
     if not isinstance(task, Data) or config.task.name is not None:
         return filled
-    preset = choose_preset(config, given, task)
-    fill_network(filled, preset, given)
+    defaults = choose_defaults(config, given, task)
+    fill_network(filled, defaults, given)
     fill_chunk(filled, given, task)
-    fill_training(filled, preset, config, given, task)
-    fill_optimiser(filled, preset, given)
+    fill_training(filled, defaults, config, given, task)
+    fill_optimiser(filled, defaults, given)
     fill_warmup(filled, given, steps_of(filled, config, task))
     describe(filled, config)
     return filled
 
 
-def choose_preset(config: Config, given: SectionValues, task: Data) -> Preset:
-    """The preset for this sort of data and network."""
+def choose_defaults(config: Config, given: SectionValues, task: Data) -> OwnDefaults:
+    """The defaults for this sort of data and network."""
     network = given.get("network", {})
     if task.shape is not None:
         return DENSE_LAYERS if has_plain_layers(config) else OTHER_LAYERS
@@ -130,10 +130,10 @@ def has_plain_layers(config: Config) -> bool:
     return all(layer.kind == "dense" for layer in parse_chain(config.network.chain))
 
 
-def fill_network(filled: Filled, preset: Preset, given: SectionValues) -> None:
+def fill_network(filled: Filled, defaults: OwnDefaults, given: SectionValues) -> None:
     """The keys of [network] that were not given."""
     network = given.get("network", {})
-    wanted = {key: value for key, value in preset.network.items() if key not in network}
+    wanted = {key: value for key, value in defaults.network.items() if key not in network}
     if network.get("skip") is False:
         wanted.pop("persistence", None)
     if has_own_step(given):  # dropout makes each evaluation another function
@@ -155,14 +155,14 @@ def fill_chunk(filled: Filled, given: SectionValues, task: Data) -> None:
 
 
 def fill_training(
-    filled: Filled, preset: Preset, config: Config, given: SectionValues, task: Data
+    filled: Filled, defaults: OwnDefaults, config: Config, given: SectionValues, task: Data
 ) -> None:
     """The batch, how long to train, when to validate, when to stop, and clipping."""
     training = given.get("training", {})
     count = len(task.sets["train"])
     batch = training.get("batch")
     if batch is None:
-        batch = preset.batch
+        batch = defaults.batch
         while count > batch * MOST_STEPS_PER_EPOCH and batch < LARGEST_BATCH:
             batch *= 2
         filled.put("training", batch=batch)
@@ -192,16 +192,16 @@ def has_own_step(given: SectionValues) -> bool:
     return is_other or "step_rule" in optimiser or "direction" in optimiser
 
 
-def fill_optimiser(filled: Filled, preset: Preset, given: SectionValues) -> None:
+def fill_optimiser(filled: Filled, defaults: OwnDefaults, given: SectionValues) -> None:
     """The step size and its schedule, and weight decay."""
     if has_own_step(given):
         return
     optimiser = given.get("optimiser", {})
     training = given.get("training", {})
-    if preset.lr is not None and "lr" not in optimiser:
-        filled.put("optimiser", lr=preset.lr)
-    if preset.weight_decay is not None and not {"name", "weight_decay"} & set(optimiser):
-        filled.put("optimiser", name="adamw", weight_decay=preset.weight_decay)
+    if defaults.lr is not None and "lr" not in optimiser:
+        filled.put("optimiser", lr=defaults.lr)
+    if defaults.weight_decay is not None and not {"name", "weight_decay"} & set(optimiser):
+        filled.put("optimiser", name="adamw", weight_decay=defaults.weight_decay)
     # A schedule needs to know the last step, which a budget does not say.
     has_steps = not {"gradients", "seconds"} & set(training) or "steps" in training
     if has_steps and not {"schedule", "decay", "end", "plateau"} & set(optimiser):
