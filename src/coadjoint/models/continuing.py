@@ -12,11 +12,12 @@ from torch import Tensor
 from ..errors import DataError, InputError, NumericalError
 from ..networks.interface import Net
 from ..objectives.batch import Batch
+from ..tasks.ahead import ahead_of
 from ..tasks.description import Description
 from ..tasks.files.sheet import quote_names
 from ..training.predict import STEPS_AT_ONCE
 
-Shock = Callable[[int], np.ndarray]  # what is added to the outputs at a step, [B, outputs]
+Shock = Callable[[int], np.ndarray]  # what is added to a block of predictions, [B, H, k]
 
 
 class Trace(NamedTuple):
@@ -55,30 +56,36 @@ def trace_series(net: Net, u: np.ndarray, ends: Sequence[int]) -> Trace:
 
 
 def continue_paths(
-    net: Net, a: np.ndarray, state: Tensor, steps: int, inputs: InputRows, shock: Shock | None
+    net: Net, a: np.ndarray, state: Tensor, steps: int, rows: FutureRows, shock: Shock | None = None
 ) -> np.ndarray:
-    """Return the outputs of `steps` steps, [B, steps, outputs], each fed by the one before.
+    """Return what is predicted for the next `steps` steps, [B, steps, k], in scaled units.
+
+    A network that predicts H steps at once is fed with these H, and predicts the H after them.
 
     Args:
         net: A network that carries its state.
-        a: The pre-outputs at the last row, [B, outputs]: the first step.
+        a: The pre-outputs at the last row, [B, outputs].
         state: The states there, [B, n].
         steps: How many steps.
-        inputs: Makes the inputs of a row from the values predicted for it.
-        shock: Returns what is added to a step, counted from 0, before it is fed back.
+        rows: Reads the outputs, and makes the inputs of rows from what is predicted for them.
+        shock: Returns what is added to block number 0, 1, ... before it is fed back.
     """
-    path = []
+    blocks: list[np.ndarray] = []
+    done = 0
     with torch.no_grad():
-        for h in range(steps):
-            value = a if shock is None else a + shock(h)
-            path.append(value)
-            if h == steps - 1:
+        while True:
+            block = rows.points(a)
+            if shock is not None:
+                block = block + shock(len(blocks))
+            blocks.append(block)
+            done += block.shape[1]
+            if done >= steps:
                 break
-            row = torch.from_numpy(inputs.make(value))[None]
-            run: Any = net.run(net.move_batch(Batch(row, x0=state)))
+            inputs = torch.from_numpy(rows.make(block))
+            run: Any = net.run(net.move_batch(Batch(inputs, x0=state)))
             state = run.state
-            a = run.a[0].double().cpu().numpy()
-    values = np.stack(path, 1)
+            a = run.a[-1].double().cpu().numpy()
+    values = np.concatenate(blocks, 1)[:, :steps]
     if not np.isfinite(values).all():
         raise NumericalError(
             "the forecast is not finite: fed by itself, the network diverges. Use fewer --steps, "
@@ -87,27 +94,39 @@ def continue_paths(
     return values
 
 
-class InputRows:
+class FutureRows:
     """The inputs of rows that are predicted: numbers, no value missing, the usual time step."""
 
     def __init__(self, description: Description) -> None:
-        """Refuse descriptions with inputs whose future is not predicted."""
-        if description.categories:
-            raise DataError(
-                f"columns {quote_names(list(description.categories))} hold words, which are not "
-                "predicted, so no further step can be read. Train without --categorical."
-            )
-        self.dtype = description.dtype
+        """Read a description; what is not predicted in it is refused by `refuse_unpredicted`."""
+        self.description = description
+        self.ahead = ahead_of(description)
         rest = [0.0] * len(description.masked)
         gap = description.gap
         if gap:  # one usual step: see tasks.encoding.encode_gap
             rest.append((np.log(2.0) - gap["mean"]) / gap["std"])
         self.rest = np.array(rest)
 
-    def make(self, values: np.ndarray) -> np.ndarray:
-        """Return inputs [B, inputs] of predicted values [B, outputs], in their units after scaling."""
-        rest = np.broadcast_to(self.rest, (len(values), len(self.rest)))
-        return np.concatenate([values, rest], 1).astype(self.dtype)
+    def points(self, a: np.ndarray) -> np.ndarray:
+        """Return the predictions [B, H, k] of outputs [B, outputs]: of quantiles the median."""
+        return self.ahead.arrange(a)[..., self.ahead.middle]
+
+    def make(self, block: np.ndarray) -> np.ndarray:
+        """Return inputs [H, B, inputs] of rows with these values [B, H, k], in scaled units."""
+        values = block.swapaxes(0, 1)
+        rest = np.broadcast_to(self.rest, (*values.shape[:2], len(self.rest)))
+        return np.concatenate([values, rest], -1).astype(self.description.dtype)
+
+    def refuse_unpredicted(self, steps: int) -> None:
+        """Refuse to go on where rows have inputs that are neither predicted nor known."""
+        d = self.description
+        unknown = [name for name in d.features if name not in self.ahead.predicted]
+        if steps > self.ahead.horizon and unknown:
+            raise DataError(
+                f"to forecast {steps} steps, rows of the future must be read, and nobody predicts "
+                f"their {quote_names(unknown)}. Forecast {self.ahead.horizon}, or train with "
+                "--features without these."
+            )
 
 
 def check_network(net: Net, description: Description) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,11 @@ from ..tasks.new_data import read_new
 from ..tasks.prediction import Prediction
 from ..training.predict import compute_outputs, load_best, with_note_on_windows
 from .answers import Answers, arrange, decide, labels_of, probabilities
+from .continuing import check_network
+from .forecast import Forecast
+from .forecasting import forecast_series
+from .held_out_rows import held_out_rows
+from .rolling import Rolling, roll
 
 
 class Model:
@@ -31,6 +37,7 @@ class Model:
     network      in evaluation mode
     description  tasks.description.Description: kind, at, features, labels, scales, ...
     settings     those of training, as its config.yaml has them; {} if they are not known
+    folder       the run folder that it was loaded from; None if there is none
 
     Data are a path, arrays or a frame, as in `tasks.Data.of`: [n, T, C], [n, T], a list of [T_i,
     C], samples [n, ...]; a frame of pandas, polars or pyarrow, or a dictionary of columns. Columns
@@ -61,6 +68,7 @@ class Model:
         self.network = network.eval()
         self.description = description
         self.settings: JsonDict = dict(settings or {})
+        self.folder: Path | None = None
 
     def __repr__(self) -> str:
         d = self.description
@@ -146,6 +154,55 @@ class Model:
         prediction = self.prepare(data, **options)
         return {column.name: column.values for column in prediction.table(self.outputs(prediction))}
 
+    def forecast(
+        self, data: Any, steps: int, level: float = 0.9, *, seed: int = 0, **options: Any
+    ) -> Forecast:
+        """Continue each series by `steps` steps, with intervals that are to hold a share `level`.
+
+        Needs a model of kind "next". Each step is fed back to predict the next; see
+        `models.forecasting`.
+
+        Args:
+            data: A path, arrays or a frame.
+            steps: How many steps.
+            level: The share of values that the intervals are to hold, in (0, 1).
+            seed: Of the paths whose quantiles are the intervals.
+            **options: Those of `prepare`.
+        """
+        check_network(self.network, self.description)
+        prediction = self.prepare(data, **options)
+        held_out = held_out_rows(self.folder, prediction.cut.sheet)
+        return forecast_series(self.network, prediction, steps, level, seed, held_out)
+
+    def roll(
+        self,
+        data: Any,
+        steps: int,
+        origins: int,
+        level: float = 0.9,
+        *,
+        season: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Rolling:
+        """Forecast from the last `origins` possible rows of each series, and measure the errors.
+
+        Beside the network stand forecasts without one: naive, seasonal naive, drift and AR.
+
+        Args:
+            data: A path, arrays or a frame.
+            steps: The steps of each forecast.
+            origins: How many rows of each series are forecast from.
+            level: The share of values that the intervals are to hold.
+            season: The rows of a season; None guesses it.
+            seed: Of the intervals.
+            **options: Those of `prepare`.
+        """
+        check_network(self.network, self.description)
+        prediction = self.prepare(data, **options)
+        held_out = held_out_rows(self.folder, prediction.cut.sheet)
+        return roll(self.network, prediction, steps, origins, level, seed, season, held_out)
+
     def _answer(
         self, data: Any, options: JsonDict, decide: Callable[[np.ndarray], np.ndarray]
     ) -> Answers:
@@ -175,4 +232,6 @@ def load(run: PathLike, warn: Callable[[str], None] = warnings.warn) -> Model:
             f"{run} was trained on task '{description.get('task')}', not on your own data, so it "
             "has no columns to read. coadjoint.training.predict.load_model returns its network."
         )
-    return Model(net, description["data"], description.get("settings"))
+    model = Model(net, description["data"], description.get("settings"))
+    model.folder = Path(run) if Path(run).is_dir() else None
+    return model

@@ -85,7 +85,7 @@ def season_of_values(values: np.ndarray) -> int:
 
 
 def fill(values: np.ndarray) -> np.ndarray:
-    """Return a series with missing values replaced by the one before, or the first that is known."""
+    """Return a series with missing values replaced by the one before, or the first known one."""
     known = np.isfinite(values)
     if known.all():
         return values
