@@ -63,8 +63,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "forecast", "report", "compare", "tune", "online", "diagnose",
-    "replay", "tasks", "cells", "bench",
+    "demo", "train", "resume", "predict", "forecast", "report", "compare", "tune", "online",
+    "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 
 

@@ -38,7 +38,11 @@ def forecast(
     data: Path = typer.Argument(
         ..., metavar="DATA", help="a file with the columns of the training file"
     ),
-    steps: int = typer.Option(12, "--steps", help="how many steps to go on from each last row"),
+    steps: Optional[int] = typer.Option(
+        None,
+        "--steps",
+        help="how many steps to go on from each last row (default: --horizon of training, or 12)",
+    ),
     level: float = typer.Option(
         0.9, "--level", help="the share of values that the intervals are to hold"
     ),

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError, InputError, NumericalError
+from ..errors import DataError, InputError, NumericalError, one_line
 from ..networks.interface import Net
 from ..objectives.batch import Batch
 from ..tasks.ahead import ahead_of
 from ..tasks.description import Description
 from ..tasks.files.sheet import quote_names
+from ..tasks.scaling import known_inputs
 from ..training.predict import STEPS_AT_ONCE
 
 Shock = Callable[[int], np.ndarray]  # what is added to a block of predictions, [B, H, k]
@@ -56,7 +57,13 @@ def trace_series(net: Net, u: np.ndarray, ends: Sequence[int]) -> Trace:
 
 
 def continue_paths(
-    net: Net, a: np.ndarray, state: Tensor, steps: int, rows: FutureRows, shock: Shock | None = None
+    net: Net,
+    a: np.ndarray,
+    state: Tensor,
+    steps: int,
+    rows: FutureRows,
+    lead: np.ndarray,
+    shock: Shock | None = None,
 ) -> np.ndarray:
     """Return what is predicted for the next `steps` steps, [B, steps, k], in scaled units.
 
@@ -68,6 +75,8 @@ def continue_paths(
         state: The states there, [B, n].
         steps: How many steps.
         rows: Reads the outputs, and makes the inputs of rows from what is predicted for them.
+        lead: The inputs that are known in advance, of the rows of all steps but the last, [B,
+            steps - 1, known inputs].
         shock: Returns what is added to block number 0, 1, ... before it is fed back.
     """
     blocks: list[np.ndarray] = []
@@ -81,7 +90,7 @@ def continue_paths(
             done += block.shape[1]
             if done >= steps:
                 break
-            inputs = torch.from_numpy(rows.make(block))
+            inputs = torch.from_numpy(rows.make(block, lead[:, done - block.shape[1] : done]))
             run: Any = net.run(net.move_batch(Batch(inputs, x0=state)))
             state = run.state
             a = run.a[-1].double().cpu().numpy()
@@ -99,33 +108,57 @@ class FutureRows:
 
     def __init__(self, description: Description) -> None:
         """Read a description; what is not predicted in it is refused by `refuse_unpredicted`."""
-        self.description = description
-        self.ahead = ahead_of(description)
-        rest = [0.0] * len(description.masked)
-        gap = description.gap
-        if gap:  # one usual step: see tasks.encoding.encode_gap
-            rest.append((np.log(2.0) - gap["mean"]) / gap["std"])
-        self.rest = np.array(rest)
+        d = description
+        self.description = d
+        self.ahead = ahead_of(d)
+        self.known = known_inputs(d)
+        self.places = [d.numeric.index(name) for name in self.ahead.predicted]
+        self.usual = np.zeros(d.inputs)
+        if d.gap:  # one usual step: see tasks.encoding.encode_gap
+            self.usual[-1] = (np.log(2.0) - d.gap["mean"]) / d.gap["std"]
 
     def points(self, a: np.ndarray) -> np.ndarray:
         """Return the predictions [B, H, k] of outputs [B, outputs]: of quantiles the median."""
-        return self.ahead.arrange(a)[..., self.ahead.middle]
+        points: np.ndarray = self.ahead.arrange(a)[..., self.ahead.middle]
+        return points
 
-    def make(self, block: np.ndarray) -> np.ndarray:
-        """Return inputs [H, B, inputs] of rows with these values [B, H, k], in scaled units."""
-        values = block.swapaxes(0, 1)
-        rest = np.broadcast_to(self.rest, (*values.shape[:2], len(self.rest)))
-        return np.concatenate([values, rest], -1).astype(self.description.dtype)
+    def make(self, block: np.ndarray, lead: np.ndarray) -> np.ndarray:
+        """Return inputs [H, B, inputs] of rows with these values [B, H, k], in scaled units.
+
+        lead: the inputs of these rows that are known in advance, [B, H, known inputs].
+        """
+        inputs = np.tile(self.usual, (*block.shape[:2], 1))
+        inputs[..., self.places] = block
+        if self.known.any():
+            inputs[..., self.known] = lead
+        return inputs.swapaxes(0, 1).astype(self.description.dtype)
+
+    def lead_of(self, future: np.ndarray, steps: int, series: str) -> np.ndarray:
+        """Return the known inputs of the rows to be fed, [1, steps - 1, known inputs].
+
+        future: those of the rows of the future, [F, known inputs]; fewer than `steps` are refused.
+        """
+        if not self.known.any():
+            return np.zeros((1, steps, 0))
+        if len(future) < steps:
+            raise DataError(
+                f"series '{one_line(series)}' has {len(future)} rows of the future, with "
+                f"{quote_names(self.ahead.known)} and empty cells for what is predicted; {steps} "
+                "steps need as many. Add them to the end of the file, or lower --steps."
+            )
+        return future[None, 1:steps]
 
     def refuse_unpredicted(self, steps: int) -> None:
         """Refuse to go on where rows have inputs that are neither predicted nor known."""
-        d = self.description
-        unknown = [name for name in d.features if name not in self.ahead.predicted]
-        if steps > self.ahead.horizon and unknown:
+        ahead = self.ahead
+        given = {*ahead.predicted, *ahead.known}
+        unknown = [name for name in self.description.features if name not in given]
+        if steps > ahead.horizon and unknown:
             raise DataError(
-                f"to forecast {steps} steps, rows of the future must be read, and nobody predicts "
-                f"their {quote_names(unknown)}. Forecast {self.ahead.horizon}, or train with "
-                "--features without these."
+                f"to forecast {steps} steps, rows of the future must be read, and their "
+                f"{quote_names(unknown)} are not predicted. Forecast --steps {ahead.horizon}; or "
+                "train with --strategy direct and a longer --horizon, with --known, or without "
+                "these columns."
             )
 
 

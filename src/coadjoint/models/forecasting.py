@@ -31,6 +31,19 @@ WARM_UP = 20  # rows at the start of a series whose errors do not count, at most
 HeldOut = dict[str, int]  # the first held-out row of series, from 0
 
 
+class Start(NamedTuple):
+    """Where B forecasts begin: outputs, states, and inputs that are known in advance."""
+
+    a: np.ndarray
+    state: torch.Tensor
+    lead: np.ndarray
+
+    def repeated(self, times: int) -> Start:
+        """Return each start so many times."""
+        state = torch.repeat_interleave(self.state, times, 0)
+        return Start(np.repeat(self.a, times, 0), state, np.repeat(self.lead, times, 0))
+
+
 class Errors(NamedTuple):
     """Errors of the past in scaled units, by series.
 
@@ -74,22 +87,33 @@ def forecast_series(
     rows = FutureRows(d)
     rows.refuse_unpredicted(steps)
     sheet = prediction.cut.sheet
+    leads = []
+    for i, name in enumerate(sheet.ids):
+        future = prediction.future[i] if prediction.future else np.zeros((0, 0))
+        leads.append(rows.lead_of(future, steps, name))
     traces = trace_all(net, prediction, [[int(T)] for T in sheet.lengths])
     errors, note = past_errors(prediction, traces, rows.ahead, held_out or {})
+    by_quantiles = has_quantiles(rows.ahead, steps, level)
+    if by_quantiles:
+        note = "intervals by the quantiles that the network learned"
     mean, std = scale_of_predicted(d, rows.ahead)
     values = []
     lower = []
     upper = []
     for i, trace in enumerate(traces):
-        point = continue_paths(net, trace.a[-1:], trace.state, steps, rows)
-        low, high = interval_of(net, trace, steps, rows, errors.of(i), level, [seed, i])
+        start = Start(trace.a[-1:], trace.state, leads[i])
+        point = continue_paths(net, start.a, start.state, steps, rows, start.lead)
+        if by_quantiles:
+            low, high = quantile_interval(start.a, rows.ahead, steps, level)
+        else:
+            low, high = interval_of(net, start, steps, rows, errors.of(i), level, [seed, i])
         values.append(point[0] * std + mean)
         lower.append(low[0] * std + mean)
         upper.append(high[0] * std + mean)
     times = [future_times(sheet, i, steps) for i in range(len(traces))]
     return Forecast(
         source=prediction.source,
-        names=rows.ahead.predicted,
+        names=list(rows.ahead.predicted),
         ids=list(sheet.ids),
         id_column=sheet.id_column,
         times=None if sheet.stamps is None else [stamps or [] for stamps in times],
@@ -102,6 +126,26 @@ def forecast_series(
         past_times=past_stamps(sheet),
         notes=(*prediction.notes, note),
     )
+
+
+def has_quantiles(ahead: Ahead, steps: int, level: float) -> bool:
+    """Tell whether the network learned the ends of the intervals for all these steps."""
+    ends = np.array([(1 - level) / 2, (1 + level) / 2])
+    learned = np.array(ahead.quantiles)
+    if not len(learned) or steps > ahead.horizon:
+        return False
+    return bool(np.isclose(learned[:, None], ends).any(0).all())
+
+
+def quantile_interval(
+    a: np.ndarray, ahead: Ahead, steps: int, level: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the learned ends of the intervals, [B, steps, k] both, of outputs a [B, outputs]."""
+    quantiles = ahead.arrange(a)[:, :steps]
+    learned = np.array(ahead.quantiles)
+    low = int(np.argmin(np.abs(learned - (1 - level) / 2)))
+    high = int(np.argmin(np.abs(learned - (1 + level) / 2)))
+    return quantiles[..., low], quantiles[..., high]
 
 
 def trace_all(net: Net, prediction: Prediction, ends: Sequence[Sequence[int]]) -> list[Trace]:
@@ -197,29 +241,27 @@ def errors_along(values: np.ndarray, a: np.ndarray, ahead: Ahead) -> tuple[np.nd
 
 def interval_of(
     net: Net,
-    trace: Trace,
+    start: Start,
     steps: int,
     rows: FutureRows,
     errors: np.ndarray,
     level: float,
     seed: Sequence[int],
-    at: Sequence[int] = (-1,),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of the intervals, [K, steps, k] both, in scaled units; NaN without errors.
 
-    They are quantiles of PATHS paths from each of K rows, with errors [m, H, k] drawn at random.
+    They are quantiles of PATHS paths from each of K starts, with errors [m, H, k] drawn at random.
 
     Args:
         net: The network.
-        trace: Its outputs along the series, and its states at K rows.
+        start: Where the paths begin.
         steps: How many steps.
         rows: Makes the inputs of the future.
         errors: Those to draw from.
         level: The share of paths between the ends.
         seed: Of the draws.
-        at: The K rows.
     """
-    a = trace.a[list(at)]
+    a = start.a
     if len(errors) < FEWEST_ERRORS:
         empty = np.full((len(a), steps, errors.shape[-1]), np.nan)
         return empty, empty
@@ -230,14 +272,8 @@ def interval_of(
         drawn: np.ndarray = errors[draws.integers(len(errors), size=count)]
         return drawn
 
-    paths = continue_paths(
-        net,
-        np.repeat(a, PATHS, 0),
-        torch.repeat_interleave(trace.state, PATHS, 0),
-        steps,
-        rows,
-        shock,
-    )
+    many = start.repeated(PATHS)
+    paths = continue_paths(net, many.a, many.state, steps, rows, many.lead, shock)
     paths = paths.reshape(len(a), PATHS, steps, -1)
     low, high = np.quantile(paths, ((1 - level) / 2, (1 + level) / 2), axis=1)
     return low, high

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import DataError, InputError
 from ..networks.interface import Net
+from ..tasks.ahead import ahead_of
 from ..tasks.data import Data
 from ..tasks.description import Description, JsonDict, PathLike
 from ..tasks.memory import Source, source_of
@@ -29,6 +30,8 @@ from .forecast import Forecast
 from .forecasting import forecast_series
 from .held_out_rows import held_out_rows
 from .rolling import Rolling, roll
+
+USUAL_STEPS = 12  # of a forecast
 
 
 class Model:
@@ -155,7 +158,13 @@ class Model:
         return {column.name: column.values for column in prediction.table(self.outputs(prediction))}
 
     def forecast(
-        self, data: Any, steps: int, level: float = 0.9, *, seed: int = 0, **options: Any
+        self,
+        data: Any,
+        steps: int | None = None,
+        level: float = 0.9,
+        *,
+        seed: int = 0,
+        **options: Any,
     ) -> Forecast:
         """Continue each series by `steps` steps, with intervals that are to hold a share `level`.
 
@@ -164,20 +173,21 @@ class Model:
 
         Args:
             data: A path, arrays or a frame.
-            steps: How many steps.
+            steps: How many steps; by default the --horizon of training, or 12.
             level: The share of values that the intervals are to hold, in (0, 1).
             seed: Of the paths whose quantiles are the intervals.
             **options: Those of `prepare`.
         """
         check_network(self.network, self.description)
         prediction = self.prepare(data, **options)
-        held_out = held_out_rows(self.folder, prediction.cut.sheet)
+        held_out = held_out_rows(self.folder, prediction.cut.sheet, ahead_of(self.description))
+        steps = self._steps(steps)
         return forecast_series(self.network, prediction, steps, level, seed, held_out)
 
     def roll(
         self,
         data: Any,
-        steps: int,
+        steps: int | None,
         origins: int,
         level: float = 0.9,
         *,
@@ -191,7 +201,7 @@ class Model:
 
         Args:
             data: A path, arrays or a frame.
-            steps: The steps of each forecast.
+            steps: The steps of each forecast; None is as in `forecast`.
             origins: How many rows of each series are forecast from.
             level: The share of values that the intervals are to hold.
             season: The rows of a season; None guesses it.
@@ -200,8 +210,13 @@ class Model:
         """
         check_network(self.network, self.description)
         prediction = self.prepare(data, **options)
-        held_out = held_out_rows(self.folder, prediction.cut.sheet)
+        held_out = held_out_rows(self.folder, prediction.cut.sheet, ahead_of(self.description))
+        steps = self._steps(steps)
         return roll(self.network, prediction, steps, origins, level, seed, season, held_out)
+
+    def _steps(self, steps: int | None) -> int:
+        """Return how many steps to forecast."""
+        return ahead_of(self.description).steps or USUAL_STEPS if steps is None else steps
 
     def _answer(
         self, data: Any, options: JsonDict, decide: Callable[[np.ndarray], np.ndarray]

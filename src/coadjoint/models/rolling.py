@@ -20,9 +20,12 @@ from .continuing import FutureRows, check_network, continue_paths
 from .forecasting import (
     MOST_STEPS,
     HeldOut,
+    Start,
+    has_quantiles,
     interval_of,
     past_errors,
     past_values,
+    quantile_interval,
     scale_of_predicted,
     trace_all,
 )
@@ -122,14 +125,22 @@ def roll(
     traces = trace_all(net, prediction, ends)
     firsts = [end[0] for end in ends]
     past, note = past_errors(prediction, traces, rows.ahead, held_out or {}, firsts)
+    by_quantiles = has_quantiles(rows.ahead, steps, level)
+    if by_quantiles:
+        note = "intervals by the quantiles that the network learned"
     mean, std = scale_of_predicted(d, rows.ahead)
     errors: dict[str, list[np.ndarray]] = {}
     inside = []
     for i, (trace, end, values) in enumerate(zip(traces, ends, series, strict=True)):
         at = [row - 1 for row in end]
         truth = np.stack([values[row : row + steps] for row in end])
-        points = continue_paths(net, trace.a[at], trace.state, steps, rows)
-        low, high = interval_of(net, trace, steps, rows, past.of(i), level, [seed, i], at)
+        lead = lead_at(prediction, i, end, steps, rows)
+        start = Start(trace.a[at], trace.state, lead)
+        points = continue_paths(net, start.a, start.state, steps, rows, lead)
+        if by_quantiles:
+            low, high = quantile_interval(start.a, rows.ahead, steps, level)
+        else:
+            low, high = interval_of(net, start, steps, rows, past.of(i), level, [seed, i])
         is_inside = (truth >= low * std + mean) & (truth <= high * std + mean)
         is_unknown = np.isnan(truth) | np.isnan(low)
         inside.append(np.where(is_unknown, np.nan, is_inside))
@@ -151,7 +162,7 @@ def roll(
             "first origin"
         )
     return Rolling(
-        names=rows.ahead.predicted,
+        names=list(rows.ahead.predicted),
         methods=list(together),
         errors=together,
         coverage=coverage,
@@ -173,6 +184,15 @@ def origin_rows(sheet: Sheet, series: int, steps: int, origins: int) -> list[int
             f"steps each need at least {steps + origins + 1}. Lower --rolling or --steps."
         )
     return list(range(first, first + origins))
+
+
+def lead_at(
+    prediction: Prediction, series: int, ends: Sequence[int], steps: int, rows: FutureRows
+) -> np.ndarray:
+    """Return the inputs known in advance after each origin, [K, steps - 1, known inputs]."""
+    start = prediction.cut.pieces[series].start
+    known = prediction.u[:, rows.known]
+    return np.stack([known[start + end : start + end + steps - 1] for end in ends])
 
 
 def references(
