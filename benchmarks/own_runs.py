@@ -297,14 +297,18 @@ def measure(net: PlainLSTM, task: Data, part: Padded) -> dict[str, float]:
     return measured | {"loss": loss}
 
 
+def chosen_entry(course: Course, higher: bool, rule: str) -> dict[str, float]:
+    """The validation whose weights are kept: the best by "valid" or "loss", of those tested."""
+    tested = [entry for entry in course if "test" in entry]
+    sign = -1 if higher and rule == "valid" else 1
+    # Equal accuracies are decided by the loss, as a run does.
+    return min(tested, key=lambda entry: (sign * entry[rule], entry["loss"]))
+
+
 def outcome(course: Course, higher: bool, rule: str = "loss") -> float:
     """The test metric of the weights that a rule keeps: best by "valid" or "loss", or "last"."""
     if rule == "last":
         return course[-1].get("test", math.nan)
-    tested = [entry for entry in course if "test" in entry]
-    if not tested:
+    if not any("test" in entry for entry in course):
         return math.nan
-    sign = -1 if higher and rule == "valid" else 1
-    # Equal accuracies are decided by the loss, as a run does.
-    chosen = min(tested, key=lambda entry: (sign * entry[rule], entry["loss"]))
-    return chosen["test"]
+    return chosen_entry(course, higher, rule)["test"]

@@ -20,6 +20,8 @@ progress             progress lines and bars
 train                train
 resume               resume, replay
 predict              predict, report
+evaluate             evaluate
+explain              explain
 lists                tasks, cells
 online, compare, tune, diagnose, demo, forecast    the commands of these names
 benchmark            bench
@@ -43,7 +45,20 @@ from .program import app, main
 
 # Settings are pydantic models; commands without settings run without it.
 try:
-    from . import compare, demo, diagnose, forecast, lists, online, predict, resume, train, tune
+    from . import (
+        compare,
+        demo,
+        diagnose,
+        evaluate,
+        explain,
+        forecast,
+        lists,
+        online,
+        predict,
+        resume,
+        train,
+        tune,
+    )
 except ModuleNotFoundError as error:
     if error.name != "pydantic":
         raise
@@ -55,7 +70,8 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict forecast report diagnose tasks cells demo"
+        "train resume online replay compare tune predict evaluate explain forecast report diagnose "
+        "tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -63,7 +79,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "forecast", "report", "compare", "tune", "online",
+    "demo", "train", "resume", "predict", "evaluate", "explain", "forecast", "report", "compare",
+    "tune", "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 

@@ -88,7 +88,7 @@ def forecast(
         raise ConfigError("--season belongs to --rolling, which compares with the season before.")
     refuse_source(out, data, f"that {data.name} was", "the forecast")
     reading = given_values(resolve(None, flags).data)
-    model = load(run, warn)
+    model = load(run, warn=warn)
     found = model.forecast(data, steps, level, seed=seed, **reading)
     errors = None
     if rolling is not None:

@@ -396,7 +396,10 @@ class TrainingSection(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
-    tensorboard: bool = Field(False, description="also write TensorBoard logs")
+    logger: str | list[str] | None = Field(
+        None, description="also log to some of tensorboard, mlflow and wandb: mlflow,wandb"
+    )
+    tensorboard: bool = Field(False, description="the same as --logger tensorboard")
     test_set: bool | None = Field(
         None, description="finite data: score the test set at the end (default), or leave it alone"
     )

@@ -126,6 +126,7 @@ class Data(JudgedCollection):
         train = self.sets["train"]
         if not isinstance(train, Sequences) or train.y is None or self.readout != "every":
             raise InputError("only sequences with a target at every step can be cut.")
+        self.uncut = train if self.uncut is None else self.uncut
         self.sets["train"] = cut_into_chunks(train, chunk)
         self.size = len(self.sets["train"])
 

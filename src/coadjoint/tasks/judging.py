@@ -24,9 +24,11 @@ class JudgedCollection(Collection):
 
     metrics  the names of the metrics to report, of those in `metrics`
     noise    the standard deviation of noise on inputs that are to be reconstructed
+    uncut    the training sequences before they were cut into chunks; None if they are whole
     """
 
     noise: float = 0.0
+    uncut: Sequences | None = None
 
     def __init__(
         self,
@@ -66,6 +68,14 @@ class JudgedCollection(Collection):
         if d.labels:
             return ClassTally(len(d.labels), names)
         return NumberTally(names, *d.target_scale())
+
+    @property
+    def whole_training(self) -> Sequences | Samples:
+        """The training set as it was before chunks: what baselines are fitted to.
+
+        A chunk hides the steps before it, from which a linear model would learn.
+        """
+        return self.sets["train"] if self.uncut is None else self.uncut
 
     @functools.cached_property
     def baselines(self) -> list[Baseline]:

@@ -65,7 +65,8 @@ def read_description(path: Path, header: Header) -> JsonObject:
     if not {"network", "shape", "precision"} & set(description):
         raise StorageError(
             f"{path} does not say which network it belongs to: it was trained from Python. "
-            "Load its tensors with safetensors."
+            "Build the network as then, and pass it: co.load(RUN, network=net); or load its "
+            "tensors with safetensors."
         )
     return check(f"{path}: its description", description, ModelDescription)
 
