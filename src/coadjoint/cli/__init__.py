@@ -24,7 +24,7 @@ evaluate             evaluate
 explain              explain
 export               export
 lists                tasks, cells
-online, compare, tune, diagnose, demo    the commands of these names
+online, compare, tune, diagnose, demo, forecast    the commands of these names
 benchmark            bench
 compared_runs        a comparison: laid out, run and collected
 words                the settings of its rows as words
@@ -53,6 +53,7 @@ try:
         evaluate,
         explain,
         export,
+        forecast,
         lists,
         online,
         predict,
@@ -71,8 +72,8 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict evaluate explain export report diagnose "
-        "tasks cells demo"
+        "train resume online replay compare tune predict evaluate explain forecast export report "
+        "diagnose tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -80,7 +81,7 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "evaluate", "explain", "export", "report",
+    "demo", "train", "resume", "predict", "evaluate", "explain", "forecast", "export", "report",
     "compare", "tune", "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
