@@ -20,20 +20,31 @@ pytestmark = pytest.mark.slow
 
 # 64 bits, because the checks compare predictions to 1e-7; the last weights, because a validation
 # set of few samples may choose the first ones.
-QUICK = {"steps": 60, "every": 60, "batch": 32, "lr": 0.03, "valid_share": 0.0, "precision": 64}
+QUICK = {"steps": 15, "every": 15, "batch": 64, "lr": 0.1, "valid_share": 0.0, "precision": 64}
 CHAIN = {"chain": "8", "dropout": 0.0, **QUICK}
-SEQUENCES = {"cell": "elman", "hidden": 4, "readout": "mean", **QUICK}
+SEQUENCES = {"cell": "elman", "hidden": 4, **QUICK}
 ESTIMATORS = [
     ChainClassifier(**CHAIN),
     ChainRegressor(**CHAIN),
     SequenceClassifier(**SEQUENCES),
-    SequenceRegressor(**SEQUENCES),
+    SequenceRegressor(**SEQUENCES | {"hidden": 16, "steps": 60, "lr": 0.03}),
 ]
-OF_SEQUENCES: dict[str, str] = {}
+# X [n, T] holds sequences of one feature, whose length may change from fit to predict.
+COLUMNS_ARE_STEPS = "the columns are time steps: n_features_in_ counts the features of a step"
+OF_SEQUENCES = {
+    "check_n_features_in": COLUMNS_ARE_STEPS,
+    "check_n_features_in_after_fitting": COLUMNS_ARE_STEPS,
+    "check_classifiers_train": "all of it holds but that predict refuses sequences of other length",
+}
 
 
 def expected_failures(estimator):
-    return OF_SEQUENCES if isinstance(estimator, SequenceClassifier | SequenceRegressor) else {}
+    """The checks that fail, with the reason for each."""
+    if isinstance(estimator, SequenceClassifier):
+        return OF_SEQUENCES
+    if isinstance(estimator, SequenceRegressor):
+        return {name: OF_SEQUENCES[name] for name in OF_SEQUENCES if "classifiers" not in name}
+    return {}
 
 
 @parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)

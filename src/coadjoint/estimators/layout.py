@@ -13,7 +13,9 @@ Sequences = np.ndarray | list[np.ndarray]
 AXES = "[n, T, features], [n, T], or a list of [T_i, features]"
 
 
-def read_sequences(X: Any, channels_first: bool, allows_gaps: bool, estimator: Any) -> Sequences:
+def read_sequences(
+    X: Any, channels_first: bool, allows_gaps: bool, estimator: Any, fewest: int = 1
+) -> Sequences:
     """Return sequences as one array [n, T, C] or, if their lengths differ, a list of [T_i, C].
 
     Args:
@@ -21,12 +23,13 @@ def read_sequences(X: Any, channels_first: bool, allows_gaps: bool, estimator: A
         channels_first: Whether features come before steps, as in aeon: [n, C, T], [C, T_i].
         allows_gaps: Whether values may be NaN.
         estimator: For messages.
+        fewest: How many sequences there must be.
     """
     parts = list_parts(X)
     finite: bool | str = "allow-nan" if allows_gaps else True
     checks = {"dtype": np.float64, "ensure_all_finite": finite, "estimator": estimator}
     if parts is None:
-        array = check_array(X, allow_nd=True, **checks)
+        array = check_array(X, allow_nd=True, ensure_min_samples=fewest, **checks)
         if array.ndim > 3:
             raise InputError(f"X has shape {list(array.shape)}; expected {AXES}.")
         return with_features_last(array, channels_first)

@@ -47,7 +47,7 @@ class RecurrentEstimator(Estimator):
 
     def _sequences_to_fit(self, X: Any) -> Sequences:
         """Return X checked; the number of its features is kept."""
-        sequences = read_sequences(X, self.channels_first, self.allows_gaps, self)
+        sequences = read_sequences(X, self.channels_first, self.allows_gaps, self, fewest=2)
         self.n_features_in_ = count_features(sequences)
         return sequences
 
