@@ -9,7 +9,6 @@ schema               the sections of settings, whose fields are the flags and ke
 flags                settings from flags and files, and lines about invalid ones
 key_types            the types of settings, in words
 build, build_online  from settings to objects, by the `make` of each package
-own_defaults         defaults for your own data, where nobody gave a setting
 build_task           the task of settings: a built-in one, or the user's own data
 chains               which settings mean a network without time, its defaults and its task
 memory               notes on the memory of a gradient
