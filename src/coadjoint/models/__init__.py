@@ -19,6 +19,10 @@ evaluation_page  the same as a page
 bootstrap   metrics of weighted entries
 stepping    one row at a time
 answers     outputs of a network as labels and numbers, in the form of the data
+forecast, forecasting, continuing    the next steps of series, with intervals
+future_times, held_out_rows          times after the last row; rows that were not trained on
+rolling, reference_forecasts         forecasts from past rows, beside those without a network
+forecast_page                        the page of a forecast
 explaining  Explanation: which steps and columns predictions come from, by
             attribution (gradients and integrated gradients), as a table, in words
             (explanation) and on a page (explained_page)
