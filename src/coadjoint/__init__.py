@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from . import (
         cells,
         diagnostics,
-        estimators,
         gradients,
         models,
         networks,
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
         tasks,
         training,
     )
+    from . import estimators as estimators
     from .cells.cell import Cell, cell
     from .cells.primitives import (
         abs,
