@@ -761,6 +761,21 @@ def test_attention_readouts_equal_a_loop_by_hand():
             close(run.y_hat[j], net.V @ (a @ x) + net.b_o, 1e-12)
 
 
+def test_mean_readouts_equal_a_loop_by_hand():
+    net = make("gru", readout="mean")
+    run = net(inputs(), [6, 2, 5])
+    lam = run.costates(lambda y: (y**2).sum(-1))
+    for j, n in enumerate((6, 2, 5)):
+        x = run.x[1 : n + 1, j]
+        close(run.y_hat[j], net.V @ (sum(x) / n) + net.b_o, 1e-12)
+        # Behind the last step only the readout is left: (1/n) V^T dl/da.
+        close(lam.lam[n, j], net.V.T @ (2 * run.y_hat[j]) / n, 1e-12)
+    # Padding is not read.
+    longer = inputs()
+    longer[2:, 1] = 1e3
+    close(net(longer, [6, 2, 5]).y_hat[1], run.y_hat[1], 0)
+
+
 @pytest.mark.parametrize("readout", ["mean", "tilted", "tilted-tanh", "attention"])
 def test_summaries_need_the_whole_sequence(readout):
     net, batch = make("elman", readout=readout), co.Batch(inputs(), torch.zeros(B, 2, dtype=F64))

@@ -4,12 +4,16 @@ import csv
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+import coadjoint as co
+from coadjoint.tasks.baselines import Baseline
 from coadjoint.tasks.data import Data
 from coadjoint.tasks.linear import logistic_path, ridge_path
+from coadjoint.training import advice
 
 
 def write(path, head, rows):
@@ -169,8 +173,7 @@ def test_a_run_is_printed_beside_its_baselines(run):
     assert lines[heads + 5].startswith("linear: ")
     assert lines[heads + 6] == (
         "The network does not beat the linear model on valid. What may help: more --epochs, "
-        "another --lr, --cell gru or lstm, --penalty log-ratio or a search for settings "
-        "(coadjoint tune)."
+        "another --lr, --penalty log-ratio or a search for settings (coadjoint tune)."
     )
     result = json.loads(Path("a/result.json").read_text())
     assert result["metric"] == "accuracy"
@@ -238,3 +241,28 @@ def test_costates_that_decay_before_training_are_said(run, given, line):
     assert f"{line}\n" in out
     assert "The gradient of the initial weights shrinks to 1e-" in out
     assert "shrinks" not in run("resume", "a", "--steps", "2")[1]
+
+
+def test_what_is_said_of_a_network_beside_baselines():
+    """Advice where validation shows that it is no better; a word where only the test set does."""
+    task = SimpleNamespace(splits=("valid", "test"), selector=lambda metric: (metric, False))
+    net = co.Stack(["gru"], inputs=1, hidden=2, outputs=2, bidirectional=True, readout="mean")
+    linear = Baseline("linear", "", {"valid": {"accuracy": 0.8}, "test": {"accuracy": 0.7}})
+    majority = Baseline("majority", "", {"valid": {"accuracy": 0.5}, "test": {"accuracy": 0.5}})
+
+    def said(valid, test):
+        metrics = {"valid": {"accuracy": valid}, "test": {"accuracy": test}}
+        both = [linear, majority]
+        return advice.advise_on_baseline(net, task, both, metrics, "accuracy", co.BPTT())
+
+    assert said(0.9, 0.75) is None
+    assert said(0.9, 0.7) is None
+    advised = said(0.8, 0.9)
+    assert "does not beat the linear model on valid" in advised
+    assert "--cell" not in advised  # it has gates, in both directions
+    for valid in (0.9, 1.0):
+        line = said(valid, 0.69)
+        assert line.startswith("On test the network is worse than the linear model, though not on")
+        assert "What may help" not in line
+    mixed = co.Stack(["gru", "elman"], inputs=1, hidden=2, outputs=2)
+    assert [advice.is_gated(each) for each in (net, mixed)] == [True, False]

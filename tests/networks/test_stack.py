@@ -302,6 +302,28 @@ def test_every_cell_works_below_and_above_another(name):
     compare(base | {"cells": [name, "gru", name], "hidden": [3, 2, 5]})
 
 
+@pytest.mark.parametrize("engine", ["reference", "cpu", "eager"])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("cells", [["gru"], ["lstm", "gru"]], ids="-".join)
+def test_the_mean_over_steps_equals_one_sample_at_a_time(cells, ragged, engine):
+    """The readout that own data gets by default: costates, gradient and penalised gradient."""
+    base = random_case(7) | {
+        "bidirectional": True,
+        "residual": False,
+        "readout": "mean",
+        "ragged": ragged,
+        "x0": "learned",
+        "engine": engine,
+        "penalty": "log-ratio",
+        "on": None,
+        "B": 3,
+        "T": 5,
+        "deep": (),
+        "skip": True,
+    }
+    compare(base | {"cells": cells, "hidden": [3] * len(cells)})
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("readout", ["every", "last", "tilted"])

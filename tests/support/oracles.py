@@ -245,7 +245,7 @@ def slowed(cell, W, p):
     return torch.cat([W[:, : len(W)], W[:, len(W) :] * slowness(p)], 1)
 
 
-def mean(h, theta, case):
+def mean_over_steps(h, theta, case):
     return sum(h) / len(h)
 
 
@@ -269,7 +269,7 @@ def attention(h, theta, case):
 
 
 SUMMARIES = {
-    "mean": mean,
+    "mean": mean_over_steps,
     "tilted": tilted,
     "tilted-tanh": tilted_tanh,
     "attention": attention,

@@ -19,8 +19,11 @@ progress             progress lines and bars
 train                train
 resume               resume, replay
 predict              predict, report
+evaluate             evaluate
+explain              explain
+export               export
 lists                tasks, cells
-online, compare, tune, diagnose, demo    the commands of these names
+online, compare, tune, diagnose, demo, forecast    the commands of these names
 benchmark            bench
 compared_runs        a comparison: laid out, run and collected
 words                the settings of its rows as words
@@ -42,7 +45,21 @@ from .program import app, main
 
 # Settings are pydantic models; commands without settings run without it.
 try:
-    from . import compare, demo, diagnose, lists, online, predict, resume, train, tune
+    from . import (
+        compare,
+        demo,
+        diagnose,
+        evaluate,
+        explain,
+        export,
+        forecast,
+        lists,
+        online,
+        predict,
+        resume,
+        train,
+        tune,
+    )
 except ModuleNotFoundError as error:
     if error.name != "pydantic":
         raise
@@ -54,7 +71,8 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict report diagnose tasks cells demo"
+        "train resume online replay compare tune predict evaluate explain forecast export report "
+        "diagnose tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -62,8 +80,9 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "report", "compare", "tune", "online", "diagnose",
-    "replay", "tasks", "cells", "bench",
+    "demo", "train", "resume", "predict", "evaluate", "explain", "forecast", "export", "report",
+    "compare", "tune", "online",
+    "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import typer
 
-from ..errors import ConfigError, MissingError
+from ..errors import ConfigError
 from ..training.metric_names import goal_label, split_metric
 from . import build
 from . import flags as setting_flags
@@ -24,19 +24,21 @@ from .program import (
     format_figures,
     next_free_folder,
     print_escaped,
+    warn,
     with_examples,
 )
 
 if TYPE_CHECKING:
     from ..tasks.task import Task
+    from ..training.loggers import Logger
     from ..training.progress import Result
     from ..training.run_folder import RunFolder
+    from .schema import Config
 
 STANDARDISED_LOSS = (
     "loss: of targets scaled to mean 0 and variance 1; mse, mae and rmse: in the units of your data"
 )
 WIDEST_SUMMARY = 100  # characters
-Logger = Callable[[dict[str, Any]], None]  # takes a row of metrics.jsonl
 
 
 def run_training(
@@ -49,32 +51,42 @@ def run_training(
     """
     from ..errors import NumericalError
     from ..training import loop, signals
+    from ..training.loggers import closed_at_the_end
     from ..training.report import pages
 
     folder = Path(run)
-    loggers = []
-    if job.config.training.tensorboard:
-        loggers.append(tensorboard_logger(folder))
-    try:
-        result = loop.train(
-            job.network,
-            job.task,
-            **job.arguments,
-            folder=run,
-            display=not quiet,
-            loggers=loggers,
-            command=command_line(),
-            resume=resume,
-            fallback=fallback,
-        )
-    except (NumericalError, signals.Interrupted):
-        pages.write(folder)
-        raise
-    page = pages.write(folder)
+    loggers = loggers_of(job.config, folder)
+    with closed_at_the_end(loggers):
+        try:
+            result = loop.train(
+                job.network,
+                job.task,
+                **job.arguments,
+                folder=run,
+                display=not quiet,
+                loggers=loggers,
+                command=command_line(),
+                resume=resume,
+                fallback=fallback,
+            )
+        except (NumericalError, signals.Interrupted):
+            pages.write(folder)
+            raise
+        page = pages.write(folder)
     if not quiet:
         print_outcome(result, job.task)
         print_baselines(result, job)
         print_escaped(f"run:    {folder}\nreport: {page}")
+
+
+def loggers_of(config: Config, folder: Path) -> list[Logger]:
+    """The loggers that --logger and --tensorboard ask for."""
+    from ..training.loggers import logger_names, make_loggers
+
+    names = logger_names(config.training.logger, config.training.tensorboard)
+    if not names:
+        return []
+    return make_loggers(names, folder, setting_flags.to_plain_dict(config), warn)
 
 
 def print_outcome(result: Result, task: Task) -> None:
@@ -114,35 +126,6 @@ def is_standardised(task: Task) -> bool:
     if not isinstance(task, Data):
         return False
     return any(deviation != 1 for deviation in task.description.target_std)
-
-
-def tensorboard_logger(folder: Path) -> Logger:
-    """A logger that writes rows of metrics for TensorBoard, into a folder inside the run folder."""
-    from ..training import files
-
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MissingError(
-            "--tensorboard needs the tensorboard package: pip install 'coadjoint[tensorboard]'."
-        ) from None
-    writer: SummaryWriter | None = None
-
-    def log(row: dict[str, Any]) -> None:
-        """Write the numbers of a row of metrics.jsonl as KIND/KEY."""
-        nonlocal writer
-        if writer is None:  # only now is the first step known, after which old logs are dropped
-            files.is_real_folder(folder / "tensorboard")  # refuses a link
-            writer = SummaryWriter(str(folder / "tensorboard"), purge_step=row["step"])
-        kind = row.get("split", row["kind"])  # held-out rows are grouped by their split
-        for key, value in row.items():
-            if isinstance(value, float):
-                writer.add_scalar(f"{kind}/{key}", value, row["step"])
-        for key, value in row.get("gradients", {}).items():
-            writer.add_scalar(f"gradient/{key}", value, row["step"])
-        writer.flush()
-
-    return log
 
 
 @app.command()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from .ahead import ahead_of
 from .linear import LinearModel, logistic_path, ridge_path
 from .task import Samples, Sequences, rng
 
@@ -163,7 +164,7 @@ def entries_of(data: Sequences | Samples, every: bool) -> tuple[np.ndarray, np.n
 
 def choose_inputs(task: JudgedCollection, entries: int) -> Inputs:
     """Choose what a linear model reads; entries: how many there are in training."""
-    train = task.sets["train"]
+    train = task.whole_training
     limit = MOST_INPUTS if entries > MOST_INPUTS else MOST_NUMBERS // entries
     if isinstance(train, Samples):
         width = int(np.prod(train.x.shape[1:]))
@@ -208,7 +209,7 @@ def judge(task: JudgedCollection, a: np.ndarray, y: np.ndarray) -> dict[str, flo
 def constant_baseline(task: JudgedCollection) -> Baseline:
     """Return the baseline that ignores the inputs: the largest class, or the mean."""
     every = task.readout == "every"
-    _, y = entries_of(task.sets["train"], every)
+    _, y = entries_of(task.whole_training, every)
     labels = task.description.labels
     if labels:
         # The shares of the classes are the best outputs that ignore the inputs, by the loss too.
@@ -233,12 +234,14 @@ def constant_baseline(task: JudgedCollection) -> Baseline:
 
 def last_value(task: JudgedCollection) -> Baseline:
     """Return the baseline that predicts the step it has just read."""
+    ahead = ahead_of(task.description)
+    columns = [task.description.numeric.index(name) for name in ahead.predicted]
     metrics = {}
     for split in task.splits:
         data = task.sets[split]
         entries, y = entries_of(data, every=True)
         now = Inputs("lags", 0, 0).rows(data, entries)
-        metrics[split] = judge(task, now[:, : task.outputs], y)  # masks, if any, come behind
+        metrics[split] = judge(task, ahead.spread(now[:, columns]), y)
     return Baseline("last value", "the step before", metrics)
 
 
@@ -260,7 +263,7 @@ class Chooser:
 def linear_baseline(task: JudgedCollection) -> Baseline:
     """Return the linear model whose strength is the best on the validation set."""
     every = task.readout == "every"
-    train = task.sets["train"]
+    train = task.whole_training
     entries, y = entries_of(train, every)
     inputs = choose_inputs(task, len(entries))
     held_out = {split: entries_of(task.sets[split], every) for split in task.splits}

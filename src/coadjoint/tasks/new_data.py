@@ -6,12 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import DataError, InputError
 from .asked import find_asked_rows
-from .cutting import cut_for_prediction
+from .cutting import cut_for_prediction, target_of
 from .description import PREDICTION_OPTIONS, ColumnNames, Description, JsonDict
 from .files.kept import read_columns
+from .files.samples import samples_of_rows
 from .files.sheet import Options, Sheet, quote_names
+from .future_rows import split_future, with_future
 from .memory import InMemory, Source, read_source
 from .option_checks import check_choice, refuse_options_of_time
 from .prediction import Prediction
@@ -26,11 +30,13 @@ def read_new(
     keep: ColumnNames | bool = None,
     whole: bool = False,
     labelled: bool = False,
+    target: ColumnNames = None,
     **reading: Any,
 ) -> Prediction:
     """Read new sequences or samples; arguments as in `Data.for_prediction`.
 
-    labelled: whether the targets are read too; data without them are refused.
+    labelled: whether the targets are read too; data without them are refused. target: their
+    columns, if they are called otherwise than in training.
     """
     d = description
     if not isinstance(d, Description):
@@ -50,7 +56,7 @@ def read_new(
         refuse_options_of_time(time=how["time"], missing=missing, irregular=irregular)
     has_targets = labelled and d.kind in ("classify", "regress")
     options = Options(
-        target=tuple(d.targets),
+        target=column_names(target) or tuple(d.targets),
         features=tuple(d.features),
         # Without targets to read, those that the file has are not taken for features.
         kind=d.kind if has_targets else "next",
@@ -60,14 +66,23 @@ def read_new(
         categorical=tuple(d.categories),
         **how,
     )
-    sheet = match_features(match_arrays(read_source(source, options), source, d), d)
+    has_known = bool(d.ahead.get("known"))
+    # Rows of the future lack what is predicted: they are told apart before gaps are refused.
+    reads = replace(options, missing="mask") if has_known else options
+    sheet = match_features(match_arrays(read_source(source, reads), source, d), d)
+    future: list[np.ndarray] = []
+    if has_known:
+        sheet, future = split_future(sheet, d, options)
     if has_targets and d.kind == "classify":
         sheet = encode_labels(sheet, d.labels)
     filled, kept = fill_for_prediction(sheet, missing, irregular)
     cut = cut_for_prediction(filled, d.at, None if whole else d.window)
     asked = find_asked_rows(sheet, kept, cut, d.at)
     path = Path(source.path if isinstance(source, InMemory) else source)
-    prediction = Prediction(d, path, cut, inputs_of(cut.sheet, d, ""), asked)
+    u = inputs_of(cut.sheet, d, "")
+    if has_known:
+        u = with_future(u, cut.sheet, d, future)
+    prediction = Prediction(d, path, cut, u, asked, future=future)
     if keep is None or keep is False:
         return prediction
     if isinstance(source, InMemory):
@@ -91,3 +106,32 @@ def match_arrays(sheet: Sheet, source: Source, description: Description) -> Shee
         )
     note = f"columns are taken in the order of training: {quote_names(description.features)}"
     return replace(sheet, has_names=True, notes=(*sheet.notes, note))
+
+
+def targets_of(prediction: Prediction) -> np.ndarray:
+    """Return the targets of data that were read with them, a row for each row of `collect`.
+
+    They are class numbers [K, 1], or numbers [K, k] in the units of the data; NaN where missing.
+    With kind "next" the target of a row is the row after it, which the last row lacks; with kind
+    "reconstruct" it is the sample itself.
+    """
+    d = prediction.description
+    cut = prediction.cut
+    sheet = cut.sheet
+    if d.kind == "reconstruct":
+        assert d.sample_shape is not None
+        return samples_of_rows(sheet.u, d.sample_shape).reshape(len(cut.pieces), -1)
+    if d.kind == "next":
+        columns = [sheet.features.index(name) for name in d.numeric]
+        after = np.full((len(sheet.u), len(columns)), np.nan)
+        after[:-1] = sheet.u[1:, columns]
+        after[sheet.starts + sheet.lengths - 1] = np.nan
+        return np.concatenate([after[start:stop] for _, start, stop in cut.pieces])
+    if sheet.y is None:
+        raise DataError(f"{sheet.path} has no targets to compare the predictions with.")
+    if d.at == "every" and sheet.y_per == "sequence":
+        raise DataError(
+            f"{sheet.path} has one target for each sequence; the network answers at every step."
+        )
+    parts = [target_of(cut, i, d.at) for i in range(len(cut.pieces))]
+    return np.concatenate([np.atleast_2d(part) for part in parts])

@@ -316,8 +316,11 @@ def fill_for_prediction(sheet: Sheet, missing: str, irregular: str) -> tuple[She
         taken = sheet.take(~lost)
         is_left = taken.lengths > 0
         ids = [name for name, left in zip(sheet.ids, is_left, strict=True) if left]
+        y = taken.y
+        if y is not None and taken.y_per == "sequence":
+            y = y[is_left]
         notes = (*sheet.notes, note)
-        rest = replace(taken, lengths=taken.lengths[is_left], ids=ids, notes=notes)
+        rest = replace(taken, lengths=taken.lengths[is_left], ids=ids, notes=notes, y=y)
     if irregular == "refuse":
         refuse_irregular(rest, ", or pass --irregular allow")
     return rest, ~lost

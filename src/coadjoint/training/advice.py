@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from ..gradients.method import Method
 from ..gradients.penalised import Penalised
 from ..networks.interface import Net
+from ..networks.stack import Stack
 from ..tasks.baselines import Baseline
 from ..tasks.task import Task
 from .json_types import Row
@@ -24,7 +25,15 @@ BASELINES = {
 
 def is_gated(net: Net) -> bool:
     """Whether a network has a cell with gates; a stack has one if all its layers do."""
-    return str(getattr(net, "name", "")) in GATED
+    names = [name_of(net)]
+    if isinstance(net, Stack):
+        names = [name_of(directions[0]) for directions in net.layers.by_layer]
+    return all(name in GATED for name in names)
+
+
+def name_of(part: object) -> str:
+    """The name of the cell of a network or a layer; "" without one."""
+    return str(getattr(part, "name", ""))
 
 
 def advise_on_decay(probe: Row, net: Net, method: Method) -> str | None:
@@ -97,7 +106,9 @@ def advise_on_baseline(
     """A line for a network that does not beat the best baseline; None if it does.
 
     metrics: of the network, by split. They are compared on the validation set, or on the test set
-    if there is no other. A network whose metric cannot be better than it is needs no advice.
+    if there is no other. A network whose metric cannot be better than it is needs no advice. One
+    that is better on the validation set and worse on the test set is told so, without advice:
+    settings are not to be chosen by the test set.
     """
     split = "valid" if "valid" in task.splits else task.splits[-1]
     lower = task.selector(metric)[1]
@@ -109,7 +120,7 @@ def advise_on_baseline(
     is_better = value < to_beat if lower else value > to_beat
     is_perfect = value == (0.0 if lower else 1.0)
     if is_better or is_perfect:
-        return None
+        return compare_on_test(task, baselines, metrics, metric)
     remedies = ["more --epochs", "another --lr"]
     if net.sample_axis == 1 and not is_gated(net):
         remedies.append("--cell gru or lstm")
@@ -119,3 +130,26 @@ def advise_on_baseline(
     remedies.append("a search for settings (coadjoint tune)")
     name = BASELINES.get(baseline.name, baseline.name)
     return f"The network does not beat {name} on {split}. What may help: {list_words(remedies)}."
+
+
+def compare_on_test(
+    task: Task,
+    baselines: Sequence[Baseline],
+    metrics: Mapping[str, Mapping[str, float]],
+    metric: str,
+) -> str | None:
+    """A line for a network that is worse than a baseline on the test set alone; else None."""
+    lower = task.selector(metric)[1]
+    best = best_baseline(baselines, "test", metric, lower)
+    value = metrics.get("test", {}).get(metric, math.nan)
+    if best is None or "valid" not in task.splits:
+        return None
+    baseline, to_beat = best
+    is_worse = value > to_beat if lower else value < to_beat
+    if not is_worse:
+        return None
+    name = BASELINES.get(baseline.name, baseline.name)
+    return (
+        f"On test the network is worse than {name}, though not on valid: the validation set may be "
+        "too small to tell them apart (--split gives it a larger share)."
+    )

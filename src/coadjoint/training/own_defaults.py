@@ -121,7 +121,8 @@ def choose_defaults(config: Sections, given: SectionValues, task: Data) -> OwnDe
         return OTHER_CELL
     if task.readout != "every":
         return ONE_ANSWER
-    return NEXT_STEP if task.description.kind == "next" else EVERY_STEP
+    is_next_step = task.description.kind == "next" and not task.description.ahead
+    return NEXT_STEP if is_next_step else EVERY_STEP
 
 
 def reads_whole_sequences(config: Sections) -> bool:

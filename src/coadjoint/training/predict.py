@@ -31,7 +31,7 @@ from .json_types import JsonObject
 from .network_section import NetworkSection, Shape
 from .prediction_files import check_output_name, write_predictions
 from .restore import compare_tensors, load_weights, select_part
-from .tensor_header import Header
+from .tensor_header import Header, read_metadata
 
 __all__ = ["load_best", "load_model", "predict", "predict_file", "write_predictions"]
 
@@ -51,11 +51,16 @@ def load_model(
     the file has no SHA-256 checksum. The network is in evaluation mode.
     """
     check_path("run", run)
-    path = model_file(Path(run))
+    return load_file(model_file(Path(run)), warn)
+
+
+def load_file(
+    path: Path, warn: Callable[[str], None], network: Net | None = None
+) -> tuple[Net, JsonObject]:
+    """The network of a model file, built from its description or given, and the description."""
     storage.import_safetensors()
     header = schemas.read_header(path)
-    description = model_schema.read_description(path, header)
-    build = prepare_network(path, header, description)
+    build, description = open_network(path, header, network)
     stated = description.get("sha256")
     if stated is None:
         warn(
@@ -71,6 +76,26 @@ def load_model(
     net = build()
     load_weights(net, storage.unpack(content, path), str(path))
     return net.eval(), description
+
+
+def open_network(
+    path: Path, header: Header, network: Net | None
+) -> tuple[Callable[[], Net], JsonObject]:
+    """(what returns the network for the weights of a model file, the description in the file).
+
+    network: one that was built elsewhere; None builds the one that the file describes. A header
+    with other tensors than those of the network is refused.
+    """
+    if network is None:
+        description = model_schema.read_description(path, header)
+        return prepare_network(path, header, description), description
+    compare_tensors(network.state_dict(), header.outline, str(path))
+    given = network
+
+    def build() -> Net:
+        return given
+
+    return build, read_metadata(path, header)
 
 
 def prepare_network(path: Path, header: Header, description: JsonObject) -> Callable[[], Net]:
@@ -93,17 +118,20 @@ def prepare_network(path: Path, header: Header, description: JsonObject) -> Call
     return functools.partial(model_schema.build_network, section, shape, precision)
 
 
-def load_best(run: PathLike, warn: Callable[[str], None] = warnings.warn) -> tuple[Net, JsonObject]:
+def load_best(
+    run: PathLike, warn: Callable[[str], None] = warnings.warn, network: Net | None = None
+) -> tuple[Net, JsonObject]:
     """Do what `load_model` does; of a run that has not finished, load its best weights so far.
 
-    `warn` is told which those are. They are in its latest checkpoint that is intact.
+    `warn` is told which those are. They are in its latest checkpoint that is intact. network: one
+    to load the weights into, for a run that was trained from Python and does not describe it.
     """
     check_path("run", run)
     folder = Path(run)
     has_model = not folder.is_dir() or os.path.lexists(folder / "model.safetensors")
     checkpoints = [] if has_model else storage.list_checkpoints(folder)
     if not checkpoints:
-        return load_model(run, warn)
+        return load_file(model_file(folder), warn, network)
     storage.import_safetensors()
     faults = []
     for path in reversed(checkpoints):
@@ -116,8 +144,8 @@ def load_best(run: PathLike, warn: Callable[[str], None] = warnings.warn) -> tup
         raise StorageError(f"{faults[0]} {run} has no other checkpoint that is intact.")
     model = path / "model.safetensors"
     header = schemas.read_header(model)
-    description = model_schema.read_description(model, header)
-    net = prepare_network(model, header, description)()
+    build, description = open_network(model, header, network)
+    net = build()
     best, weights = best_weights(saved)
     load_weights(net, weights, str(path))
     which = f"its best weights so far, those of step {best:,}"

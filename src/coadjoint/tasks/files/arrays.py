@@ -181,10 +181,10 @@ def make_sheet(
     if y is not None:
         y, y_per = prepare_targets(source.path, y, u, lengths, keep, options, problems)
     elif options.kind != "next":
-        problems.add(
-            f"{source.path} holds inputs only (no array 'y'). Pass --kind next to predict the next "
-            "step, or add y to an .npz."
+        advice = options.advise(
+            "Pass --kind next to predict the next step, or add y to an .npz.", "Add the targets."
         )
+        problems.add(f"{source.path} holds inputs only (no array 'y'). {advice}")
     problems.raise_if_any()
     targets: tuple[str, ...] = ()
     if y is not None:
