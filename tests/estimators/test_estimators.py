@@ -276,6 +276,16 @@ def test_a_forecast_by_states_is_that_of_the_whole_series():
     assert net.predict(3, [series, series[5:]]).shape == (2, 3, 2)
 
 
+@pytest.mark.parametrize("strategy", ["recursive", "direct"])
+def test_forecasts_have_intervals(strategy):
+    series = np.random.default_rng(0).normal(size=60).cumsum()
+    net = Forecaster(3, strategy=strategy, **SMALL).fit(series)
+    lower, upper = net.predict_interval(5)
+    assert lower.shape == upper.shape == net.predict(5).shape == (5,)
+    assert (lower < upper).all()
+    assert np.isfinite(net.score(series))
+
+
 @pytest.mark.parametrize("module", ["sequences", "chains", "forecaster"])
 @pytest.mark.slow
 def test_examples_in_the_docstrings(module):
