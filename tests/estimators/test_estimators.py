@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import io
 import pickle
+import re
 import subprocess
 import sys
 
@@ -26,6 +28,7 @@ from coadjoint.estimators import (
     SequenceClassifier,
     SequenceRegressor,
 )
+from paths import ROOT
 
 ALL = [ChainClassifier, ChainRegressor, SequenceClassifier, SequenceRegressor, Forecaster]
 SHORT = {"steps": 3, "every": 3, "batch": 8}
@@ -292,6 +295,26 @@ def test_examples_in_the_docstrings(module):
     found = doctest.testmod(importlib.import_module(f"coadjoint.estimators.{module}"))
     assert found.attempted > 5
     assert found.failed == 0
+
+
+@pytest.mark.slow
+def test_the_page_works_as_printed():
+    """The code of docs/estimators.md prints what stands below it; figures may differ a little."""
+    page = (ROOT / "docs" / "estimators.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(python)?\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, object] = {}
+    shown = ""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for language, text in blocks:
+            if language:
+                exec(text, names)
+            else:
+                shown += text
+    words = [re.sub(r"-?[0-9.]+", "#", text).split() for text in (printed.getvalue(), shown)]
+    assert words[0] == words[1]
+    figures = [re.findall(r"-?[0-9]+\.[0-9]*", text) for text in (printed.getvalue(), shown)]
+    np.testing.assert_allclose(*(np.array(row, float) for row in figures), atol=0.2)
 
 
 @pytest.mark.slow
