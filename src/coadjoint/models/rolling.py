@@ -16,10 +16,12 @@ from ..errors import DataError, one_line, real, whole_number
 from ..networks.interface import Net
 from ..tasks.files.sheet import Sheet
 from ..tasks.prediction import Prediction
+from ..tasks.task import rng
 from .continuing import FutureRows, check_network, continue_paths
 from .forecasting import (
     MOST_STEPS,
     HeldOut,
+    Source,
     Start,
     has_quantiles,
     interval_of,
@@ -140,7 +142,9 @@ def roll(
         if by_quantiles:
             low, high = quantile_interval(start.a, rows.ahead, steps, level)
         else:
-            low, high = interval_of(net, start, steps, rows, past.of(i), level, [seed, i])
+            generator = rng(seed, "forecast", i)
+            sources = [Source(past.of(i), generator)] * len(end)
+            low, high = interval_of(net, start, steps, rows, sources, level)
         is_inside = (truth >= low * std + mean) & (truth <= high * std + mean)
         is_unknown = np.isnan(truth) | np.isnan(low)
         inside.append(np.where(is_unknown, np.nan, is_inside))
