@@ -107,7 +107,7 @@ def explain(
         page = out.with_name(f"{out.name.partition('.')[0] or out.name}.html")
     for path in (out, page or out):
         refuse_source(path, data, f"that {data.name} was", "the explanation")
-    found = load(run, warn).explain(
+    found = load(run, warn=warn).explain(
         data,
         method=method,
         baseline=baseline,

@@ -29,6 +29,7 @@ from .continuing import check_network
 from .evaluating import LEVEL, RESAMPLES, Assessment, assess
 from .explaining import explain
 from .explanation import Explanation
+from .export import Exported, export_network
 from .forecast import Forecast
 from .forecasting import forecast_series
 from .held_out_rows import held_out_rows
@@ -169,6 +170,17 @@ class Model:
         """
         prediction = self.prepare(data, **options)
         return {column.name: column.values for column in prediction.table(self.outputs(prediction))}
+
+    def export(self, path: PathLike, to: str = "onnx") -> Exported:
+        """Write the network for other programs, with its scaling and its labels.
+
+        Returns what was written, and how far its outputs are from those of the network.
+
+        Args:
+            path: The file to write; with to="torch" two files, path.py and path.safetensors.
+            to: "onnx", or "torch" for Python code that needs torch alone.
+        """
+        return export_network(self.network, self.description, path, to)
 
     def forecast(
         self,

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import secrets
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -414,7 +415,7 @@ class WandbLogger:
             return
         for name in ARTIFACTS:
             if (self.folder / name).is_file():
-                self.run.save(str(self.folder / name), base_path=str(self.folder), policy="now")
+                shutil.copy(self.folder / name, self.run.dir)  # what lies there is kept
         self.run.finish(exit_code=0 if ending == "finished" else 1)
 
 
