@@ -156,9 +156,9 @@ def roll(
     coverage = np.nansum(of_all, 0) / np.where(count, count, np.nan)
     together = {name: np.concatenate(parts) for name, parts in errors.items()}
     unseen = held_out or {}
-    seen = sum(
-        unseen.get(sheet.ids[i], int(sheet.lengths[i])) > first for i, first in enumerate(firsts)
-    )
+    seen = 0
+    for name, T, first in zip(sheet.ids, sheet.lengths.tolist(), firsts, strict=True):
+        seen += unseen.get(name, T) > first
     notes = [chosen.reason, note]
     if seen:
         notes.append(
