@@ -8,6 +8,7 @@ so the loss of n of B samples is multiplied by n * processes / B. Then the weigh
 single process.
 """
 
+import importlib
 import sys
 import tempfile
 
@@ -43,6 +44,10 @@ def work(rank, store, steps):
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     processes = len(SHARES)
+    # DistributedDataParallel imports it, and imported while a group exists, it keeps that group:
+    # threads of the group would then live on after destroy_process_group and may end the process
+    # with SIGABRT when Python exits.
+    importlib.import_module("torch._dynamo")
     distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=processes
     )

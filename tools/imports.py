@@ -30,6 +30,7 @@ ORDER = (  # each package imports only from those before it
     "diagnostics",
     "classics",
     "training",
+    "models",
     "estimators",
     "cli",
 )

@@ -13,6 +13,7 @@ The packages in the order of the theory; each imports only from those before it:
     tasks        Task -> Batch; users' own data
     diagnostics  questions about an Evaluation, answered by arrays and charts
     training     the training loop, and the run folder it leaves behind
+    models       a trained network and its data: predictions and figures
     cli          the command line
 
 A cell is a formula, written with torch's functions:
@@ -45,13 +46,14 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.8.0"
+__version__ = "0.9.0"
 
 if TYPE_CHECKING:
     from . import (
         cells,
         diagnostics,
         gradients,
+        models,
         networks,
         nn,
         objectives,
@@ -96,6 +98,7 @@ if TYPE_CHECKING:
     from .gradients.penalised import Penalised
     from .gradients.rtrl import RTRL, Stream
     from .gradients.truncated import Truncated
+    from .models.model import Model, load
     from .networks import initialisers, maps
     from .networks.chain import Chain
     from .networks.chain_run import ChainRun
@@ -131,6 +134,7 @@ _NAMES = {
     "gradients.penalised": "Penalised",
     "gradients.rtrl": "RTRL Stream",
     "gradients.truncated": "Truncated",
+    "models.model": "Model load",
     "networks.chain": "Chain",
     "networks.chain_run": "ChainRun",
     "networks.decoder_run": "DecoderRun",
@@ -158,6 +162,7 @@ _MODULES = {
     "initialisers": "networks.initialisers",
     "losses": "objectives.losses",
     "maps": "networks.maps",
+    "models": "models",
     "networks": "networks",
     "nn": "nn",
     "objectives": "objectives",
@@ -268,6 +273,7 @@ __all__ = [
     "Interrupted",
     "KindError",
     "MissingError",
+    "Model",
     "Network",
     "NumericalError",
     "Penalised",
@@ -297,10 +303,12 @@ __all__ = [
     "gradients",
     "held",
     "initialisers",
+    "load",
     "log",
     "log1p",
     "losses",
     "maps",
+    "models",
     "networks",
     "nn",
     "norm",

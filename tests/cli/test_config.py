@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import coadjoint as co
 from coadjoint.cells import library, steps
-from coadjoint.cli import build, build_online, schema
+from coadjoint.cli import build, build_online, build_task, schema
 from coadjoint.cli import flags as setting_flags
 from coadjoint.errors import CoadjointError, ConfigError, MissingError, StorageError
 from coadjoint.gradients import bptt, penalised
@@ -205,7 +205,7 @@ def test_settings_that_do_not_fit_a_finite_set_are_refused(training, line):
         size, splits = 10, ("test",)
 
     (found,) = refusal(
-        build.check_size_settings, setting_flags.resolve(None, {"training": training}), Finite
+        build_task.check_size_settings, setting_flags.resolve(None, {"training": training}), Finite
     )
     assert found.startswith(line)
 

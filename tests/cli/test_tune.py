@@ -7,7 +7,7 @@ import pytest
 
 from coadjoint.cli import flags as setting_flags
 from coadjoint.cli import program, search_space, study, study_record, tune
-from coadjoint.cli.search_space import Choice, Range
+from coadjoint.cli.search_space import Alternatives, Range
 from coadjoint.errors import ConfigError, StorageError
 from coadjoint.training import schemas
 from coadjoint.training.report import pages
@@ -50,8 +50,8 @@ def test_a_space_is_read_from_words():
     assert space == [
         Range("optimiser", "lr", 1e-4, 1e-1),
         Range("network", "hidden", 8, 16, is_whole=True),
-        Choice("network", "cell", ("gru", "lstm")),
-        Choice("gradient", "penalty", ("none", "omega")),
+        Alternatives("network", "cell", ("gru", "lstm")),
+        Alternatives("gradient", "penalty", ("none", "omega")),
     ]
     assert [d.is_log for d in space[:2]] == [True, False]
     # What is stored in the folder is read back the same.
@@ -145,7 +145,7 @@ def test_a_search_ranks_by_validation_and_sees_the_test_set_once(table, coadjoin
 
 @pytest.mark.slow
 def test_a_trial_that_was_killed_goes_on_in_its_folder(table, coadjoint):
-    goal = study_record.Goal("accuracy", "valid", lower=False)
+    goal = study_record.SearchGoal("accuracy", "valid", lower=False)
     base = {"data": {"train": "data.csv"}, "training": {"epochs": 1}}
     plan = {"trials": 1, "minutes": None, "seed": 0, "command": None}
     folder = table / "s"
@@ -193,7 +193,7 @@ def test_a_bad_trial_is_pruned_and_a_good_one_is_not(tmp_path):
         for step in (10, 20):
             trial.report(0.8, step)
         record.tell(trial, 0.8)
-    goal = study_record.Goal("accuracy", "valid", lower=False)
+    goal = study_record.SearchGoal("accuracy", "valid", lower=False)
     rows = [
         {"kind": "train", "step": 10, "loss": 1.0},
         {"kind": "held-out", "split": "test", "step": 10, "accuracy": 1.0},
@@ -245,7 +245,7 @@ def test_resume_says_what_applies_to_a_search(table, coadjoint):
 
 
 def test_a_study_from_a_stranger_stays_in_its_folder(tmp_path):
-    goal = study_record.Goal("accuracy", "valid", lower=False)
+    goal = study_record.SearchGoal("accuracy", "valid", lower=False)
     plan = {"trials": 1, "minutes": None, "seed": 0, "command": None}
     base = {"data": {"train": "data.csv"}}
     folder = tmp_path / "s"

@@ -14,9 +14,9 @@ import torch
 
 import coadjoint as co
 from coadjoint.cli import compared_runs as comparison_module
-from coadjoint.cli import program, train
+from coadjoint.cli import program
 from coadjoint.errors import NumericalError, StorageError
-from coadjoint.training import files, json_rows, run_folder, storage
+from coadjoint.training import files, json_rows, loggers, run_folder, storage
 from coadjoint.training.step import StepEvaluator
 
 pytestmark = pytest.mark.slow
@@ -291,7 +291,7 @@ def test_logs_behind_a_link_are_refused(run, outside):
     (run / "tensorboard").symlink_to(outside / "folder")
     before = contents(outside)
     with pytest.raises(StorageError, match="tensorboard is a link"):
-        train.tensorboard_logger(run)({"kind": "train", "step": 1, "loss": 0.5})
+        loggers.TensorBoardLogger(run)({"kind": "train", "step": 1, "loss": 0.5})
     assert contents(outside) == before
 
 

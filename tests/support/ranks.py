@@ -10,6 +10,7 @@ or its refusal.
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import sys
 import warnings
@@ -220,6 +221,8 @@ def main(rank: int, store: str, out: str, cases: list[str]) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
+    # imported later, while the group exists, it would keep the group and its threads
+    importlib.import_module("torch._dynamo")
     patience = datetime.timedelta(seconds=60)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=patience

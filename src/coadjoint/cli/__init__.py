@@ -7,18 +7,23 @@ program              the program itself; errors as one line each
 schema               the sections of settings, whose fields are the flags and keys (the network's is
                      in training/network_section)
 flags                settings from flags and files, and lines about invalid ones
+key_types            the types of settings, in words
 build, build_online  from settings to objects, by the `make` of each package
-own_defaults         defaults for your own data, where nobody gave a setting
+build_task           the task of settings: a built-in one, or the user's own data
 chains               which settings mean a network without time, its defaults and its task
 memory               notes on the memory of a gradient
 past                 which settings of a resumed run may change
 baselines            metrics by name, and the figures of a run beside those of baselines
 splits               what is split off from the training file, also in older run folders
 progress             progress lines and bars
-train                train, resume, replay
+train                train
+resume               resume, replay
 predict              predict, report
+evaluate             evaluate
+explain              explain
+export               export
 lists                tasks, cells
-online, compare, tune, diagnose, demo    the commands of these names
+online, compare, tune, diagnose, demo, forecast    the commands of these names
 benchmark            bench
 compared_runs        a comparison: laid out, run and collected
 words                the settings of its rows as words
@@ -40,7 +45,21 @@ from .program import app, main
 
 # Settings are pydantic models; commands without settings run without it.
 try:
-    from . import compare, demo, diagnose, lists, online, predict, train, tune
+    from . import (
+        compare,
+        demo,
+        diagnose,
+        evaluate,
+        explain,
+        export,
+        forecast,
+        lists,
+        online,
+        predict,
+        resume,
+        train,
+        tune,
+    )
 except ModuleNotFoundError as error:
     if error.name != "pydantic":
         raise
@@ -52,7 +71,8 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict report diagnose tasks cells demo"
+        "train resume online replay compare tune predict evaluate explain forecast export report "
+        "diagnose tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -60,8 +80,9 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "report", "compare", "tune", "online", "diagnose",
-    "replay", "tasks", "cells", "bench",
+    "demo", "train", "resume", "predict", "evaluate", "explain", "forecast", "export", "report",
+    "compare", "tune", "online",
+    "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import typer
 from ..errors import ConfigError
 from . import build
 from . import flags as setting_flags
+from .build_task import task_of
 from .flags import KeyValues, SectionValues, config_from_command, with_setting_flags
 from .past import refuse_if_other_network
 from .program import (
@@ -209,7 +210,7 @@ def load_run_network(run: Path) -> Subject:
             f"{run} learned from a stream, so there are no held-out sequences to examine it on."
         )
     config = setting_flags.read_run_config(run)
-    task = build.task_of(config, has_begun=True)
+    task = task_of(config, has_begun=True)
     if os.path.lexists(run / "model.safetensors"):
         net, _ = load_model(run, warn)
         return Subject(net, task, config, "weights after training")

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from ..training.storage import CheckpointOutline
 
 # Keys of [training] that may change when a run is resumed.
-MAY_CHANGE = ("steps", "patience", "checkpoint", "keep", "threads", "tensorboard", "device")
+MAY_CHANGE = (
+    "steps", "patience", "checkpoint", "keep", "threads", "logger", "tensorboard", "device",
+)  # fmt: skip
 
 
 def refuse_if_changed(config: Config, past: CheckpointOutline | None) -> None:

@@ -16,6 +16,13 @@ from .program import app, print_escaped, warn, with_examples
 from .schema import READING_KEYS
 
 ALL_COLUMNS = "*"  # the value of --keep without names
+# The help of flags that differs from that of `coadjoint train`.
+READING_TEXTS = {
+    ("data", "id"): "column that identifies the sequence, if it is called otherwise than in "
+    "training; '' for none",
+    ("data", "time"): "column that orders the time steps, if it is called otherwise than in "
+    "training; '' for none",
+}
 
 
 class PredictCommand(TyperCommand):
@@ -35,12 +42,7 @@ class PredictCommand(TyperCommand):
 @functools.partial(
     with_setting_flags,
     only={"data": READING_KEYS},
-    texts={
-        ("data", "id"): "column that identifies the sequence, if it is called otherwise than in "
-        "training; '' for none",
-        ("data", "time"): "column that orders the time steps, if it is called otherwise than in "
-        "training; '' for none",
-    },
+    texts=READING_TEXTS,
 )
 @with_examples(
     "coadjoint predict runs/waves new.csv --out predictions.parquet",

@@ -67,7 +67,13 @@ CONFIG = typer.Option(
 )
 
 NARROWEST_COLUMN = 12  # characters; a table on a narrow terminal is not folded further
-READING_COMMANDS = ("resume", "replay", "predict", "report")  # their sizes come from a folder
+READING_COMMANDS = (
+    "resume",
+    "replay",
+    "predict",
+    "evaluate",
+    "report",
+)  # their sizes come from a folder
 
 
 def _print_version(value: bool) -> None:

@@ -108,6 +108,19 @@ class DataSection(Section):
     window: PositiveInt | None = Field(
         None, description="cut sequences into windows of this many time steps"
     )
+    stride: PositiveInt | None = Field(
+        None, description="time steps from one training window to the next (default: --window)"
+    )
+    horizon: PositiveInt | None = Field(None, description="--kind next: time steps to forecast")
+    strategy: Literal["recursive", "direct"] | None = Field(
+        None, description="feed one step back, or learn --horizon steps at once (default)"
+    )
+    known: str | list[str] | None = Field(
+        None, description="--kind next: columns that are known one step in advance: a,b,c"
+    )
+    quantiles: UnitFloat | list[UnitFloat] | None = Field(
+        None, description="--kind next: learn quantiles at these levels: 0.1,0.5,0.9"
+    )
     standardise: bool | None = Field(
         None, description="scale inputs to mean 0 and variance 1 on the training set (default)"
     )
@@ -383,7 +396,10 @@ class TrainingSection(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
-    tensorboard: bool = Field(False, description="also write TensorBoard logs")
+    logger: str | list[str] | None = Field(
+        None, description="also log to some of tensorboard, mlflow and wandb: mlflow,wandb"
+    )
+    tensorboard: bool = Field(False, description="the same as --logger tensorboard")
     test_set: bool | None = Field(
         None, description="finite data: score the test set at the end (default), or leave it alone"
     )

@@ -11,7 +11,8 @@ from ..errors import ConfigError
 from ..training.settings import parse_scalar
 from . import flags as setting_flags
 from . import schema
-from .flags import KEY_TYPES, SectionValues
+from .flags import SectionValues
+from .key_types import KEY_TYPES
 from .words import split_words
 
 NONE = "none"  # the value of a setting that is left out in a trial
@@ -71,7 +72,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Alternatives:
     """A setting that takes one of several values, each as the command line has it."""
 
     section: str
@@ -101,12 +102,12 @@ class Choice:
         return f"{self.label}={'|'.join(self.texts)}"
 
 
-Dimension = Range | Choice
+Dimension = Range | Alternatives
 
 
 def label_of(dimension: Dimension) -> str:
     """The name of a dimension in a study."""
-    return dimension.label if isinstance(dimension, Choice) else dimension.key
+    return dimension.label if isinstance(dimension, Alternatives) else dimension.key
 
 
 def parse_space(text: str) -> list[Dimension]:
@@ -143,7 +144,7 @@ def parse_dimension(word: str) -> Dimension:
         if value != NONE:  # the check of the config says what was expected
             value = setting_flags.parse_flag(section, key, value)  # type: ignore[assignment]
             setting_flags.resolve(None, {section: {key: value}})
-    return Choice(section, key, values)
+    return Alternatives(section, key, values)
 
 
 def parse_range(section: str, key: str, text: str) -> Range:
@@ -182,14 +183,14 @@ def default_space(given: SectionValues, has_time: bool) -> list[Dimension]:
     space: list[Dimension] = [Range("optimiser", "lr", 3e-4, 3e-2)]
     if has_time:
         space += [
-            Choice("network", "cell", ("elman", "gru", "lstm")),
+            Alternatives("network", "cell", ("elman", "gru", "lstm")),
             Range("network", "hidden", 16, 128, is_whole=True),
         ]
     penalties = ("none", "log-ratio") if has_time else ("none", "log-ratio", "isometry")
     space += [
         Range("training", "clip", 0.1, 10.0),
         Range("network", "dropout", 0.0, 0.5),
-        Choice("gradient", "penalty", penalties),
+        Alternatives("gradient", "penalty", penalties),
         Range("gradient", "weight", 1e-3, 1.0),
     ]
     return [d for d in space if d.key not in given.get(d.section, {})]

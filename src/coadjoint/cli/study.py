@@ -31,7 +31,7 @@ from .outcomes import read_result
 from .progress import Report
 from .schema import Config
 from .search_space import Dimension, label_of, merge, parse_space, suggest
-from .study_record import FIRST_TRIALS, Goal, import_optuna, open_record, read_plan
+from .study_record import FIRST_TRIALS, SearchGoal, import_optuna, open_record, read_plan
 from .workers import Worker, wait_for
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Study:
         self.plan = read_plan(folder)
         self.base: SectionValues = self.plan["base"]
         self.space: list[Dimension] = parse_space(self.plan["space"])
-        self.goal = Goal(**self.plan["goal"])
+        self.goal = SearchGoal(**self.plan["goal"])
         self.study = open_record(folder, self.goal, self.plan["seed"])
         self.signals: list[int] = []
         self.deadline = math.inf
@@ -284,7 +284,7 @@ class Study:
 class TrialWatcher:
     """Reads the validations of a trial's run as they are written, and asks whether to prune it."""
 
-    def __init__(self, trial: optuna.Trial, run: Path, goal: Goal) -> None:
+    def __init__(self, trial: optuna.Trial, run: Path, goal: SearchGoal) -> None:
         """trial: the one to report to. run: its folder."""
         self.trial = trial
         self.path = run / "metrics.jsonl"

@@ -23,7 +23,7 @@ FIRST_TRIALS = 5  # that are never pruned: there is nothing to compare them with
 
 
 @dataclass(frozen=True)
-class Goal:
+class SearchGoal:
     """What a study optimises: a held-out metric of the best weights of a run."""
 
     metric: str
@@ -58,7 +58,7 @@ def lay_out(
     folder: Path,
     base: SectionValues,
     space: list[Dimension],
-    goal: Goal,
+    goal: SearchGoal,
     plan: JsonObject,
     first: dict[str, Any],
 ) -> None:
@@ -102,7 +102,7 @@ def change_plan(folder: Path, **changes: object) -> None:
     files.replace(folder / "tune.json", json_rows.dumps(plan, indent=1))
 
 
-def open_record(folder: Path, goal: Goal, seed: int) -> optuna.Study:
+def open_record(folder: Path, goal: SearchGoal, seed: int) -> optuna.Study:
     """Optuna's study in study.db, created if it is not there.
 
     The sampler is seeded by the number of trials as well: a resumed study must not draw the

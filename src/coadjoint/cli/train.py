@@ -1,48 +1,44 @@
-"""`coadjoint train`, `resume` and `replay`."""
+"""`coadjoint train`."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import typer
 
-from ..errors import ConfigError, MissingError, escape_controls
+from ..errors import ConfigError
 from ..training.metric_names import goal_label, split_metric
 from . import build
 from . import flags as setting_flags
 from .baselines import print_baselines
-from .compare import run_comparison
 from .flags import SectionValues, config_from_command, with_setting_flags
-from .online import resume_stream
-from .past import stand_where_it_began
 from .program import (
     CONFIG,
     OUT,
     QUIET,
-    RUN,
     app,
     command_line,
-    final_status,
     format_figures,
     next_free_folder,
     print_escaped,
+    warn,
     with_examples,
 )
 
 if TYPE_CHECKING:
     from ..tasks.task import Task
+    from ..training.loggers import Logger
     from ..training.progress import Result
     from ..training.run_folder import RunFolder
+    from .schema import Config
 
 STANDARDISED_LOSS = (
     "loss: of targets scaled to mean 0 and variance 1; mse, mae and rmse: in the units of your data"
 )
 WIDEST_SUMMARY = 100  # characters
-Logger = Callable[[dict[str, Any]], None]  # takes a row of metrics.jsonl
 
 
 def run_training(
@@ -55,32 +51,42 @@ def run_training(
     """
     from ..errors import NumericalError
     from ..training import loop, signals
+    from ..training.loggers import closed_at_the_end
     from ..training.report import pages
 
     folder = Path(run)
-    loggers = []
-    if job.config.training.tensorboard:
-        loggers.append(tensorboard_logger(folder))
-    try:
-        result = loop.train(
-            job.network,
-            job.task,
-            **job.arguments,
-            folder=run,
-            display=not quiet,
-            loggers=loggers,
-            command=command_line(),
-            resume=resume,
-            fallback=fallback,
-        )
-    except (NumericalError, signals.Interrupted):
-        pages.write(folder)
-        raise
-    page = pages.write(folder)
+    loggers = loggers_of(job.config, folder)
+    with closed_at_the_end(loggers):
+        try:
+            result = loop.train(
+                job.network,
+                job.task,
+                **job.arguments,
+                folder=run,
+                display=not quiet,
+                loggers=loggers,
+                command=command_line(),
+                resume=resume,
+                fallback=fallback,
+            )
+        except (NumericalError, signals.Interrupted):
+            pages.write(folder)
+            raise
+        page = pages.write(folder)
     if not quiet:
         print_outcome(result, job.task)
         print_baselines(result, job)
         print_escaped(f"run:    {folder}\nreport: {page}")
+
+
+def loggers_of(config: Config, folder: Path) -> list[Logger]:
+    """The loggers that --logger and --tensorboard ask for."""
+    from ..training.loggers import logger_names, make_loggers
+
+    names = logger_names(config.training.logger, config.training.tensorboard)
+    if not names:
+        return []
+    return make_loggers(names, folder, setting_flags.to_plain_dict(config), warn)
 
 
 def print_outcome(result: Result, task: Task) -> None:
@@ -120,35 +126,6 @@ def is_standardised(task: Task) -> bool:
     if not isinstance(task, Data):
         return False
     return any(deviation != 1 for deviation in task.description.target_std)
-
-
-def tensorboard_logger(folder: Path) -> Logger:
-    """A logger that writes rows of metrics for TensorBoard, into a folder inside the run folder."""
-    from ..training import files
-
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MissingError(
-            "--tensorboard needs the tensorboard package: pip install 'coadjoint[tensorboard]'."
-        ) from None
-    writer: SummaryWriter | None = None
-
-    def log(row: dict[str, Any]) -> None:
-        """Write the numbers of a row of metrics.jsonl as KIND/KEY."""
-        nonlocal writer
-        if writer is None:  # only now is the first step known, after which old logs are dropped
-            files.is_real_folder(folder / "tensorboard")  # refuses a link
-            writer = SummaryWriter(str(folder / "tensorboard"), purge_step=row["step"])
-        kind = row.get("split", row["kind"])  # held-out rows are grouped by their split
-        for key, value in row.items():
-            if isinstance(value, float):
-                writer.add_scalar(f"{kind}/{key}", value, row["step"])
-        for key, value in row.get("gradients", {}).items():
-            writer.add_scalar(f"gradient/{key}", value, row["step"])
-        writer.flush()
-
-    return log
 
 
 @app.command()
@@ -233,99 +210,3 @@ def summarise_data(task: Task) -> str:
         return ""
     columns = shutil.get_terminal_size().columns
     return task.summary(min(columns, WIDEST_SUMMARY))
-
-
-@app.command()
-def resume(
-    run: Path = typer.Argument(..., metavar="RUN", help="the folder of a run or a comparison"),
-    steps: Optional[int] = typer.Option(
-        None, "--steps", help="new number of training steps in total"
-    ),
-    fallback: bool = typer.Option(
-        False, "--fallback", help="use the previous checkpoint if the last one is damaged"
-    ),
-    jobs: Optional[int] = typer.Option(
-        None, "--jobs", "-j", help="comparison, search: number of parallel processes"
-    ),
-    trials: Optional[int] = typer.Option(
-        None, "--trials", help="search: new number of trials in total"
-    ),
-    minutes: Optional[float] = typer.Option(
-        None, "--minutes", help="search: time for what is left"
-    ),
-    quiet: bool = QUIET,
-) -> None:
-    """Resume a run, a comparison or a search.
-
-    The result of a run matches an uninterrupted one bit for bit.
-    """
-    from ..training import storage
-    from ..training.report import pages
-    from ..training.run_folder import RunFolder
-
-    if os.path.lexists(run / "tune.json"):
-        if steps is not None or fallback:
-            raise ConfigError("--steps and --fallback apply to a run, not to a search.")
-        from .tune import resume_study
-
-        resume_study(run, trials, minutes, jobs, quiet)
-        return
-    if trials is not None or minutes is not None:
-        raise ConfigError("--trials and --minutes apply to a search by `coadjoint tune`.")
-    if os.path.lexists(run / "compare.json"):
-        if steps is not None or fallback:
-            raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")
-        if not quiet:
-            print_escaped(f"Resuming {run}, a comparison.")
-        run_comparison(run, jobs, quiet)
-        return
-    if jobs is not None:
-        raise ConfigError("--jobs applies to a comparison, not to a run.")
-    if os.path.lexists(run / "online.json"):
-        resume_stream(run, steps, fallback, quiet)
-        return
-    config = setting_flags.read_run_config(run)
-    run = stand_where_it_began(run, config, quiet)
-    if steps is not None:  # resolved again, which checks the new number
-        values = setting_flags.to_plain_dict(config)
-        values["training"]["steps"] = steps
-        config = setting_flags.resolve(None, values)
-    job = build.build(config, storage.read_outline(run), has_begun=True)
-    ended = final_status(run, job.arguments["steps"])
-    if ended is not None:
-        if not (run / "report.html").exists():
-            pages.write(run)
-        longer = ""
-        if ended == "finished":
-            longer = f" To train longer: coadjoint resume {run} --steps N"
-        if not quiet:
-            print_escaped(f"{run} has already ended ({ended}).{longer}")
-        return
-    # config.yaml changes only if there are other steps to train.
-    folder = RunFolder(run) if steps is None else RunFolder(run, settings_writer(job))
-    run_training(job, folder, quiet, resume=True, fallback=fallback)
-
-
-@app.command()
-def replay(run: Path = RUN) -> None:
-    """Repeat the step that produced a non-finite number, and report where it first occurred."""
-    from ..errors import NumericalError, StorageError
-    from ..training import loop, storage
-
-    replays = storage.list_checkpoints(run, "replay")  # oldest first
-    if not replays:
-        raise StorageError(f"{run} has nothing to replay: no step was rejected.")
-    config = setting_flags.read_run_config(run)
-    job = build.build(config, storage.read_outline(run, "replay"), has_begun=True)
-    saved = storage.load(replays[-1])
-    arguments = {**job.arguments, "nonfinite": "stop"}  # raise the error, whatever the run did
-    try:
-        loss = loop.recompute_step(job.network, job.task, saved, arguments).loss
-    except NumericalError as error:
-        print_escaped(f"step {saved.step + 1}: {error}")
-        raise typer.Exit(NumericalError.exit_code) from None
-    reason = escape_controls(saved.state["reason"])
-    print(
-        f"step {saved.step + 1}: loss {loss:.6g}, which is finite on this machine. The run "
-        f"rejected it: {reason}"
-    )

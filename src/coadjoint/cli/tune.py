@@ -28,7 +28,7 @@ from .progress import ProgressReporter
 
 if TYPE_CHECKING:
     from .search_space import Dimension
-    from .study_record import Goal
+    from .study_record import SearchGoal
 
 MOST_TRIALS = 100_000
 SHOWN_TRIALS = 10  # in the table at the end
@@ -116,11 +116,11 @@ def first_config(base: SectionValues, space: list[Dimension] | None) -> schema.C
     Whether data is made of sequences or of samples follows from `chain`, so a search over chains
     begins with one.
     """
-    from .search_space import Choice, merge
+    from .search_space import Alternatives, merge
 
     values = base
     for dimension in space or []:
-        if isinstance(dimension, Choice) and dimension.key in ("chain", "autoencoder"):
+        if isinstance(dimension, Alternatives) and dimension.key in ("chain", "autoencoder"):
             text = dimension.texts[0]
             value = setting_flags.parse_flag(dimension.section, dimension.key, text)
             values = merge(values, {dimension.section: {dimension.key: value}})
@@ -137,9 +137,9 @@ def refuse_if_fixed(space: list[Dimension], base: SectionValues) -> None:
         raise ConfigError("every setting of the default search is given: say what to --vary.")
 
 
-def goal_of(job: build.Job) -> Goal:
+def goal_of(job: build.Job) -> SearchGoal:
     """What to optimise: the metric that selects weights, on the set that does."""
-    from .study_record import Goal
+    from .study_record import SearchGoal
 
     task = job.task
     if "valid" in task.splits:
@@ -151,7 +151,7 @@ def goal_of(job: build.Job) -> Goal:
             "coadjoint tune needs a validation set: give --valid FILE, or a share of --split."
         )
     metric, lower = task.selector(job.config.training.select)
-    return Goal(metric, split, lower)
+    return SearchGoal(metric, split, lower)
 
 
 def run_study(folder: Path, jobs: int | None, quiet: bool) -> None:

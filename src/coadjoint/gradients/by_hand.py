@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..networks.chain import Chain
 from ..networks.chain_loss import slope_formula
-from ..networks.chain_parts import ChainPart, Slopes, are_written_down, split_run
+from ..networks.chain_parts import ChainPart, CostateSlope, Slopes, are_written_down, split_run
 from ..networks.chain_run import ChainCostates, ChainRun
 from ..networks.interface import Net
 from ..networks.stretches import ScaledBlock, normalise
@@ -29,7 +29,6 @@ from ..objectives.losses import LOSSES, LossLike
 from ..sweeps.affine import plus
 from ..sweeps.costates import BaseCostates
 from ..sweeps.functions import is_transformed
-from ..sweeps.memory import empty
 from ..sweeps.norms import norm_rates
 from ..sweeps.rows import scale
 from ..sweeps.torch_internals import autocast_is_on
@@ -72,7 +71,8 @@ class PartCostates(ChainCostates):
 class PenaltySlopes(NamedTuple):
     """The slopes of a penalty by what it was computed from; None for zeros."""
 
-    by_mantissas: list[Tensor | None]  # of each block of costates, [rows, B, n]
+    by_mantissas: Sequence[Tensor | None]  # of each block of costates, [rows, B, n]
+    rates: Tensor | None  # [L + 1, B]: through their norms, by rates * mantissa
     by_loss: Tensor | None  # [B]
     by_leaves: Sequence[Slopes]  # of each part, if the penalty has read the run
 
@@ -139,11 +139,11 @@ class HandGradient:
         if with_slope is not None and lam.complete:
             penalties, by_log_norms = with_slope(lam)
             rates = by_log_norms * (rho * shares) / lam.size.double().square()
-            by_mantissas = scale_blocks(blocks, rates.to(lam.size.dtype))
-            slopes = PenaltySlopes(by_mantissas, None, [()] * len(self.parts))
+            rates = rates.to(lam.size.dtype)
+            slopes = PenaltySlopes([None] * len(blocks), rates, None, [()] * len(self.parts))
         else:
             penalties, slopes = self._slopes_by_torch(G, blocks, rho * shares)
-        by_top = self._tangents(slopes.by_mantissas, blocks)
+        by_top = self._tangents(slopes, blocks)
         if by_top is not None and mantissa is not top:
             by_top = scale(by_top, -k[:, None])
         by_loss = plus(shares if share else None, slopes.by_loss)
@@ -174,30 +174,26 @@ class HandGradient:
         found = iter(grads)
         by_loss = next(found)
         by_mantissas = list(itertools.islice(found, len(mantissas)))
-        for size, by_size in zip(sizes, itertools.islice(found, len(sizes)), strict=True):
-            if by_size is not None:
-                through_norms = scale_blocks(blocks, norm_rates(size.detach(), by_size))
-                by_mantissas = list(map(plus, by_mantissas, through_norms))
+        by_size = next(found) if lam.has_norms else None
+        rates = None if by_size is None else norm_rates(lam.size.detach(), by_size)
         by_leaves = [tuple(itertools.islice(found, len(part.leaves))) for part in self.parts]
-        return penalties.detach(), PenaltySlopes(by_mantissas, by_loss, by_leaves)
+        return penalties.detach(), PenaltySlopes(by_mantissas, rates, by_loss, by_leaves)
 
-    def _tangents(self, slopes: Slopes, blocks: Sequence[ScaledBlock]) -> Tensor | None:
-        """The penalty's slope by the mantissa of lam_L; None if it does not depend on costates.
-
-        slopes: by the mantissas of each block.
-        """
-        sizes = [len(block.mantissa) for block in blocks]
-        starts = itertools.accumulate(sizes, initial=0)
-        by_start = dict(zip(starts, slopes, strict=False))  # `starts` has the end, too
+    def _tangents(self, slopes: PenaltySlopes, blocks: Sequence[ScaledBlock]) -> Tensor | None:
+        """The penalty's slope by the mantissa of lam_L; None if it does not depend on costates."""
+        by_start = slopes_by_start(slopes, blocks)
+        if not by_start:
+            return None
         carried: Tensor | None = None
         begin = 0
         for part in self.parts:
             # A part without a block of its own: its costate is the last of the block below.
-            slope = add_to_first(by_start.get(begin), carried)
-            carried = None if slope is None else part.tangents(slope)
+            slope = by_start.get(begin)
+            if slope is not None or carried is not None:
+                carried = part.tangents(slope, carried)
             begin += len(part.layers)
-        last = add_to_first(by_start.get(begin), carried)
-        return None if last is None else last[0]
+        last = by_start.get(begin)
+        return carried if last is None else last.first_row(carried)
 
     def _slope_by_a(self, by_loss: Tensor | None, by_top: Tensor | None) -> Tensor:
         """The objective's slope by the pre-outputs, [B, n], from those by the losses and lam_L."""
@@ -230,25 +226,19 @@ class HandGradient:
         return gradient
 
 
-def scale_blocks(blocks: Sequence[ScaledBlock], rates: Tensor) -> list[Tensor | None]:
-    """The mantissas of each block, multiplied by rates [L + 1, B]."""
-    scaled: list[Tensor | None] = []
+def slopes_by_start(
+    slopes: PenaltySlopes, blocks: Sequence[ScaledBlock]
+) -> dict[int, CostateSlope]:
+    """The penalty's slope by each block of costates that it reads, by the number of its first."""
+    by_start: dict[int, CostateSlope] = {}
     begin = 0
-    for mantissa, _ in blocks:
-        end = begin + len(mantissa)
-        out = empty(mantissa.shape, mantissa)
-        scaled.append(torch.mul(mantissa, rates[begin:end, :, None], out=out))
+    for block, entries in zip(blocks, slopes.by_mantissas, strict=True):
+        end = begin + len(block.mantissa)
+        rates = None if slopes.rates is None else slopes.rates[begin:end]
+        if entries is not None or rates is not None:
+            by_start[begin] = CostateSlope(block.mantissa, entries, rates)
         begin = end
-    return scaled
-
-
-def add_to_first(slope: Tensor | None, term: Tensor | None) -> Tensor | None:
-    """The slopes [rows, B, n] with `term` added to the first row; None stands for zeros."""
-    if term is None:
-        return slope
-    if slope is None:
-        return term[None]
-    return torch.cat([slope[:1] + term, slope[1:]])
+    return by_start
 
 
 def can_be_by_hand(chain: Chain, batch: Batch, loss: LossLike) -> bool:

@@ -32,6 +32,7 @@ expansions         their expansions and kernels
 ridge              readouts in closed form
 maps               maps of chains, with the products of their derivatives
 initialisers       weights drawn by name
+persistence        a start for forecasts
 factory            make: networks by plain options
 chain_factory      chains by plain options
 chain_text         the layers of a chain as text: "64x30"

@@ -16,18 +16,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
-from ..sweeps.adjoint_tangent import tangent
 from ..sweeps.affine import plus
-from ..sweeps.differentiable import forward_gradient
+from ..sweeps.dense import dense_tangent, layer_gradients
 from ..sweeps.plan import Saved
-from ..sweeps.rows import Link, pow2, scale
+from ..sweeps.rows import scale
 from ..sweeps.run import FormulaRun
-from ..sweeps.slopes import bend
 from ..sweeps.torch_internals import (
     change_count,
     has_hooks,
@@ -42,6 +41,23 @@ from .stretches import LinearStretch, MapStretch, ScaledBlock, Stretch, normalis
 
 WRITTEN_DOWN = (Dense, Tied, nn.Linear)
 Slopes = Sequence[Tensor | None]  # by each of a part's leaves; none if nothing has read them
+
+
+class CostateSlope(NamedTuple):
+    """The slope of a penalty by a block of mantissas, entries + rates * mantissa; None for zeros."""
+
+    mantissa: Tensor  # [rows, B, n]
+    entries: Tensor | None  # [rows, B, n]
+    rates: Tensor | None  # [rows, B], through the norms
+
+    def first_row(self, carried: Tensor | None = None) -> Tensor:
+        """The slope by the first costate of the block and what is carried to it, [B, n]."""
+        total = carried
+        if self.entries is not None:
+            total = plus(total, self.entries[0])
+        if self.rates is not None:
+            total = plus(total, self.rates[0, :, None] * self.mantissa[0])
+        return torch.zeros_like(self.mantissa[0]) if total is None else total
 
 
 class ChainPart(ABC):
@@ -64,10 +80,11 @@ class ChainPart(ABC):
         """The costates as Stretch.costates returns them, from lam [B, n] of the last state."""
 
     @abstractmethod
-    def tangents(self, slope: Tensor) -> Tensor:
+    def tangents(self, slope: CostateSlope | None, carried: Tensor | None) -> Tensor:
         """The penalty's slope by the lam that `costates` was given, [B, n].
 
-        slope: that by the mantissas of its block, [rows, B, n].
+        slope: that by the mantissas of its block. carried [B, n]: what the part before returned, to
+        be added at the first row.
         """
 
     @abstractmethod
@@ -111,45 +128,46 @@ class SweptPart(ChainPart):
         (self.delta,) = drive()
         return ScaledBlock(self.lam.view(rows.T + 1, rows.B, -1), self.k.view(rows.T + 1, rows.B))
 
-    def tangents(self, slope: Tensor) -> Tensor:
+    def tangents(self, slope: CostateSlope | None, carried: Tensor | None) -> Tensor:
         """The tangent sweep in the units of the costates, and the bend of all layers."""
-        plan = self.run.plan
-        saved = self.run.saved
-        W = self.run.W
-        rows = plan.rows
-        assert self.delta is not None
-        if len(slope) == rows.T:  # the last costate is the first of the block above
-            slope = pad(slope, (0, 0, 0, 0, 0, 1))
-        link = Link.between(rows, self.k, self.lam.dtype)
-        mu, nu = tangent(plan, saved, W, slope.flatten(0, 1), None, link)
-        # m_i = link_i mu_{i-1}, in the memory of mu, of which the last states alone are read below
-        self.change = rows.prev(mu).mul_(link.factor)
-        self.bend = bend(plan, saved, W, self.lam, self.delta, self.change, nu, ("a",))["a"]
-        # One factor is enough: the lam that was given is of order one.
-        return rows.last(mu) * pow2(-rows.last(self.k), mu.dtype)[:, None]
+        rows = self.run.plan.rows
+        entries = None if slope is None else self._state_rows(slope.entries)
+        rates = None if slope is None else self._state_rows(slope.rates)
+        assert self.run.W is not None
+        m, self.bend = dense_tangent(
+            self.run.plan, self.run.saved, self.run.W, self.lam, self.k, carried, entries, rates
+        )
+        self.change = rows.prev(m)
+        return rows.last(m)
+
+    def _state_rows(self, y: Tensor | None) -> Tensor | None:
+        """Values [T + 1, B, ...] of a block as state rows; None for zeros.
+
+        Of T rows: the last costate is the first of the block above, where its slope is counted.
+        """
+        if y is None:
+            return None
+        if len(y) == self.run.plan.rows.T:
+            y = torch.cat([y, torch.zeros_like(y[:1])])
+        return y.flatten(0, 1)
 
     def adjoint(self, slope: Tensor, by_leaves: Slopes) -> Tensor:
         """The adjoint sweep, and one product or two for the weights of all layers."""
         plan = self.run.plan
-        rows = plan.rows
+        saved = self.run.saved
         of_W, of_a, of_x, of_last = by_leaves or (None,) * 4
         by_last = plus(slope, of_last)
         by_a = plus(self.bend, of_a)
-        need = (True, False, True, True, False)  # of base, side, W, x0 and p
-        delta, _, by_W, by_x, _ = forward_gradient(
-            plan, self.run.saved, self.run.W, of_x, by_last, by_a, need
+        # Without a link, unscaled; lam is read at the first state alone.
+        lam, delta, _ = plan.engine.adjoint(
+            plan, saved, self.run.W, of_x, by_last, by_a, None, scaled=False, keep=False
         )
-        assert delta is not None
-        assert by_W is not None
-        assert by_x is not None
-        if self.change is not None and self.delta is not None:
-            of_costates = self.delta.view(rows.T, rows.B, -1).mT
-            torch.baddbmm(by_W, of_costates, self.change.view(rows.T, rows.B, -1), out=by_W)
+        x = plan.rows.prev(saved.x)
+        lam_delta = None if self.change is None else self.delta
+        self.by_matrices, self.by_biases = layer_gradients(plan, delta, x, lam_delta, self.change)
         if of_W is not None:
-            by_W += of_W
-        self.by_matrices = by_W
-        self.by_biases = delta.view(rows.T, rows.B, -1).sum(1)
-        return by_x
+            self.by_matrices += of_W
+        return lam[: plan.rows.B]
 
     def differentiable(self) -> DenseStretch:
         """The same run, made of W, a, x and its last states."""
@@ -191,9 +209,10 @@ class SinglePart(ChainPart):
         self.k = None if mantissa is pulled else k
         return ScaledBlock(mantissa[None], k[None])
 
-    def tangents(self, slope: Tensor) -> Tensor:
+    def tangents(self, slope: CostateSlope | None, carried: Tensor | None) -> Tensor:
         """psi'(z) (K m), where m is the slope at true scale."""
-        m = slope[0]
+        m = carried if slope is None else slope.first_row(carried)
+        assert m is not None
         if self.k is not None:
             m = scale(m, -self.k[:, None])
         self.change = m

@@ -22,8 +22,9 @@ from ..cells import library, steps
 from ..errors import AppliesTable, OptionError, choose, idle_options, nearest, refuse_options
 from . import chain_factory
 from .chain import Chain
-from .initialisers import INITIALISERS, initialise, persist_
+from .initialisers import INITIALISERS, initialise
 from .network import Network
+from .persistence import persist_
 from .readout import SUMMARIES
 from .seq2seq import EncoderDecoder
 from .stack import Stack

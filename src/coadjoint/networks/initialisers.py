@@ -29,7 +29,6 @@ from ..cells.linear import ring
 from ..cells.structures import split_blocks
 from ..errors import (
     InputError,
-    OptionError,
     Unsupported,
     check_kind,
     check_seed,
@@ -277,35 +276,6 @@ def initialise(net: AnyNet, name: str, *, seed: int = 0, **given: float) -> AnyN
                 ring_(recurrence, options["inner"], options["radius"], generator)
             if initialiser.draw_W is not None:
                 place_blocks(recurrence, name, initialiser, options, generator)
-    return net
-
-
-def persist_(net: AnyNet) -> AnyNet:
-    """D = [1 0], V = 0 and b_o = 0: the answer a = D u of the untrained network is its last input.
-
-    That is the forecast "everything stays as it is", from which the network learns the changes.
-    With more inputs than outputs, the first ones are repeated. Refused are networks without D
-    (skip), with fewer inputs than outputs, or with an output function.
-
-    >>> import torch, coadjoint as co
-    >>> net = co.Network("gru", inputs=1, hidden=4, outputs=1, readout="every", skip=True)
-    >>> co.initialisers.persist_(net)(torch.tensor([3.0, 5.0])[:, None, None]).y_hat.flatten()
-    tensor([3., 5.], grad_fn=<ViewBackward0>)
-    """
-    D = getattr(net, "D", None)
-    if not isinstance(D, nn.Parameter):
-        raise OptionError("$persistence begins with D u in the readout: give $skip too.")
-    if len(D) > D.shape[1] or getattr(net, "output", None) != "identity":
-        raise OptionError(
-            "$persistence repeats the last input, so it is for tasks whose answers are their next "
-            "inputs: leave it out."
-        )
-    with torch.no_grad():
-        identity_(D)
-        for name in ("V", "b_o"):
-            weight = getattr(net, name)
-            if weight is not None:
-                weight.zero_()
     return net
 
 

@@ -17,7 +17,9 @@ synthetic      sequences whose answer depends on steps long past
 transduction   answers that are sequences with their own length
 denoising      samples restored from noisy copies, for autoencoders
 digits, music  small sets of handwritten digits and of piano rolls
-data           your own files as a task
+data           your own files, arrays or frames as a task
+memory         arrays, lists and tensors in memory
+frames         data frames in memory
 option_checks  options that are refused before a file is read
 preparation    labels, targets and gaps of a file
 cutting        its sequences cut into pieces and split into train, valid and test
@@ -31,6 +33,7 @@ scaling        pieces as the numbers that a network reads
 encoding       words and gaps in time as inputs
 description    what a network must know about the data it was trained on
 overview       what was read from files, to be shown before training
+new_data       reading new sequences for a trained network
 prediction     new sequences for a trained network
 asked          the rows of a file that a prediction is asked for
 files/         readers of your own files, at once or as a stream
@@ -44,6 +47,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InputError, choose
+from .data import Data
 from .denoising import Denoising, denoise
 from .digits import DigitImages, Digits, FlatDigits, NoisyDigits
 from .music import Music
@@ -147,6 +151,7 @@ __all__ = [
     "Addition",
     "Collection",
     "Copy",
+    "Data",
     "Denoising",
     "DigitImages",
     "Digits",

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ..errors import InputError, one_line
+from ..errors import InputError
 from ..objectives.batch import Batch
-from .asked import find_asked_rows
+from .ahead import AheadOptions, from_json, level_list
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
 from .cutting import (
     Part,
     count_copies,
-    cut_for_prediction,
     cut_into_chunks,
     cut_into_pieces,
     refuse_overlap,
+    slide_windows,
 )
 from .denoising import draw_noise, noisy_copies
-from .description import (
-    PREDICTION_OPTIONS,
-    ColumnNames,
-    Description,
-    JsonDict,
-    PathLike,
-    SampleDescription,
-)
+from .description import ColumnNames, Description, JsonDict, SampleDescription
 from .encoding import (
     align_categories,
     check_encoding_options,
@@ -40,12 +30,18 @@ from .encoding import (
     notes_on_words,
     refuse_unfit_words,
 )
-from .files import read
-from .files.kept import read_columns
 from .files.packed import table_stem
-from .files.sheet import Options, Sheet, quote_names
+from .files.sheet import Options
 from .judging import JudgedCollection
-from .option_checks import check_choice, check_noise, check_window, refuse_options_of_time
+from .memory import InMemory, Source, name_of, source_of
+from .new_data import read_new
+from .option_checks import (
+    check_choice,
+    check_noise,
+    check_stride,
+    check_window,
+    refuse_options_of_time,
+)
 from .overview import Overview, make_overview
 from .prediction import Prediction
 from .preparation import (
@@ -53,17 +49,22 @@ from .preparation import (
     choose_readout,
     column_names,
     encode_labels,
-    fill_for_prediction,
     fill_gaps,
     kind_of,
     labels_in,
-    match_features,
     notes_on_single_rows,
     read_all,
 )
-from .scaling import features_with_gaps, inputs_of, measure_scale, samples_of, sequences_of
+from .scaling import (
+    features_with_gaps,
+    inputs_of,
+    measure_scale,
+    notes_on_constants,
+    samples_of,
+    sequences_of,
+)
 from .shares import divide
-from .task import Index, Samples, Sequences, pairs_of_text
+from .task import Index, Samples, Sequences
 
 
 class Data(JudgedCollection):
@@ -136,10 +137,10 @@ class Data(JudgedCollection):
     @classmethod
     def read(
         cls,
-        train: PathLike,
+        train: Source,
         *,
-        valid: PathLike | None = None,
-        test: PathLike | None = None,
+        valid: Source | None = None,
+        test: Source | None = None,
         split: Sequence[float] | None = None,
         seed: int = 0,
         id: str | None = None,
@@ -167,6 +168,11 @@ class Data(JudgedCollection):
         wide: bool = False,
         metrics: ColumnNames = None,
         class_weight: ClassWeight = None,
+        horizon: int | None = None,
+        strategy: str | None = None,
+        known: ColumnNames = None,
+        quantiles: float | Sequence[float] | None = None,
+        stride: int | None = None,
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .arrow .feather .npz .npy .ts) into a task.
 
@@ -200,13 +206,24 @@ class Data(JudgedCollection):
         metrics       what to report besides the default metrics: names of tasks.metrics
         class_weight  weights of the classes in the loss of training: "balanced", "a=2,b=1" or a
                       dict; see tasks.class_weights. Held-out losses are without weights
+        horizon, strategy, known, quantiles    what kind "next" predicts: see tasks.ahead
+        stride        the rows from one training window to the next (None: `window`)
 
         The other arguments are those of tasks.files.sheet.Options.
         """
         check_choice("irregular", irregular, ("refuse", "allow"))
         check_choice("overlap", overlap, ("refuse", "allow"))
         check_choice("dtype", dtype, ("float32", "float64"))
-        check_window(window, kind)
+        asked = AheadOptions(
+            column_names(target) if kind == "next" else None,
+            horizon,
+            strategy,
+            column_names(known) or (),
+            level_list(quantiles),
+        )
+        asked.check(kind)
+        check_window(window, kind, asked.steps_at_once + 1)
+        check_stride(stride, window)
         categorical = column_names(categorical) or ()
         check_encoding_options(categorical, gaps, kind, rows, wide)
         if gaps:
@@ -227,8 +244,8 @@ class Data(JudgedCollection):
             "dates": dates,
             "missing": missing,
         }
-        target = column_names(target)
-        features = column_names(features)
+        target = None if kind == "next" else column_names(target)
+        features = asked.features(column_names(features))
         # To reconstruct, as to predict the next step, no target is read.
         reads = "next" if kind == "reconstruct" and rows == "samples" else kind
         options = Options(
@@ -256,12 +273,13 @@ class Data(JudgedCollection):
         if kind == "classify":
             labels = labels_in(first)
             sheets = {name: encode_labels(sheet, labels) for name, sheet in sheets.items()}
+        settled = asked.settle(first)
         at = choose_readout(sheets["train"], kind, at)
         check_target(sheets["train"], kind, labels)
         cuts = {}
         for name, sheet in sheets.items():
             filled = fill_gaps(sheet, kind, at, missing, irregular)
-            cuts[name] = cut_into_pieces(filled, kind, at, window, missing)
+            cuts[name] = cut_into_pieces(filled, kind, at, window, missing, asked.steps_at_once)
         if overlap == "refuse":
             refuse_overlap(cuts)
         notes = [*first.notes, *notes_on_single_rows(first)]
@@ -276,13 +294,16 @@ class Data(JudgedCollection):
         if copies:
             unit = first.unit
             notes.append(f"{copies} held-out {unit}s have the same inputs as a training {unit}")
+        parts["train"] = slide_windows(parts["train"], window, stride)
         scale = measure_scale(first, parts["train"], kind, at, standardise)
+        if settled:
+            scale = from_json(settled).widen(scale, first.features)
         notes += notes_on_constants(scale.constant, first)
         encodings = measure_encodings(parts["train"], standardise, gaps)
         files = {}
         for name, path in paths.items():
             if path is not None:
-                files[name] = {"name": Path(path).name, "sha256": sheets[name].sha256}
+                files[name] = {"name": name_of(path), "sha256": sheets[name].sha256}
         description = Description(
             kind=kind,
             at=at,
@@ -300,6 +321,7 @@ class Data(JudgedCollection):
             dtype=dtype,
             reading={**reading, "irregular": irregular},
             files=files,
+            ahead=settled,
             **encodings._asdict(),
         )
         arrange: Callable[[Part, np.ndarray, Description], Sequences | Samples] = sequences_of
@@ -318,19 +340,71 @@ class Data(JudgedCollection):
         if noise:
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
         unique_notes = tuple(dict.fromkeys(notes))
-        name = table_stem(train)
+        name = "data" if isinstance(train, InMemory) else table_stem(train)
         data = cls(sets, description, unique_notes, name, noise, metrics, class_weight)
         data.shares = division.shares
         data.overview = make_overview(sheets, cuts, parts, description, data.notes)
         return data
 
+    @classmethod
+    def of(
+        cls,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        valid: Any = None,
+        test: Any = None,
+        lengths: Any = None,
+        ids: Any = None,
+        times: Any = None,
+        **options: Any,
+    ) -> Data:
+        """Make a task from arrays, lists, tensors or frames in memory.
+
+        Example: 20 sequences of 12 steps and 2 features, in two classes.
+            >>> import numpy as np
+            >>> import coadjoint as co
+            >>> inputs = np.random.default_rng(0).normal(size=(20, 12, 2))
+            >>> labels = np.where(inputs.sum((1, 2)) > 0, "up", "down")
+            >>> task = co.tasks.Data.of(inputs, labels, kind="classify")
+            >>> task.inputs, task.description.labels, task.size
+            (2, ['down', 'up'], 16)
+
+        Args:
+            inputs: [n, T, C] (sequences, steps, features), [n, T] for one feature, a list of
+                [T_i, C] or [T_i], or [T] for one sequence; with rows="samples" [n, ...]. Or a
+                frame of pandas, polars or pyarrow, or a dictionary of columns: a long table, with
+                wide=True one with a row for each sequence. A path is read as `Data.read` does.
+            targets: [n] or [n, k]; for each step [n, T], [n, T, k] or a list of [T_i] or [T_i, k].
+                Classes may be words, whole numbers or truth values. Of a frame they are a column,
+                or as many values as it has rows.
+            valid: Held-out data: (inputs, targets), inputs alone, a frame or a path.
+            test: The same for the test set.
+            lengths: [n], the steps of each sequence, if inputs are padded or one after the other.
+            ids: [n], names of the sequences. Of a frame, id= names the column.
+            times: Numbers or dates: [T], [n, T] or a list of [T_i]. Of a frame, time= names the
+                column.
+            **options: Those of `Data.read`: kind, at, split, missing, ... Names of the features of
+                arrays are features=["a", "b"].
+        """
+        beside = {"targets": targets, "lengths": lengths, "ids": ids, "times": times}
+        return cls.read(
+            source_of(inputs, "inputs", **beside),
+            valid=None if valid is None else source_of(valid, "valid"),
+            test=None if test is None else source_of(test, "test"),
+            **options,
+        )
+
     @staticmethod
     def for_prediction(
         description: JsonDict,
-        path: PathLike,
+        path: Any,
         *,
         keep: ColumnNames | bool = None,
         whole: bool = False,
+        lengths: Any = None,
+        ids: Any = None,
+        times: Any = None,
         **reading: Any,
     ) -> Prediction:
         """Read new sequences for a network whose data had this description.
@@ -339,45 +413,19 @@ class Data(JudgedCollection):
 
         Args:
             description: The description, by `describe`.
-            path: The file.
+            path: A file, or arrays or a frame as in `Data.of`.
             keep: Columns of the file to copy beside the predictions; True for all.
             whole: Read each sequence as a whole where the network was trained on windows with one
                 target each.
             **reading: Options that differ in this file: id, time, sep, decimal, thousands, header,
                 dates, missing, irregular, max_bytes.
+            lengths: Those of padded sequences, as in `Data.of`.
+            ids: Names of the sequences in arrays.
+            times: Times of the steps in arrays.
         """
-        d = Description.of(description)
-        known = PREDICTION_OPTIONS
-        unknown = set(reading) - known
-        if unknown:
-            raise InputError(
-                f"unknown reading options {quote_names(sorted(unknown))}; "
-                f"known: {', '.join(sorted(known))}."
-            )
-        how = {"id": d.columns["id"], "time": d.columns["time"], **d.reading, **reading}
-        irregular = how.pop("irregular", "refuse")
-        missing = how.get("missing", "refuse")
-        check_choice("irregular", irregular, ("refuse", "allow"))
-        if d.sample_shape is not None:
-            refuse_options_of_time(time=how["time"], missing=missing, irregular=irregular)
-        options = Options(
-            target=tuple(d.targets),
-            features=tuple(d.features),
-            kind="next",  # the file needs no targets; those it has are not taken for features
-            rows="steps" if d.sample_shape is None else "samples",
-            use="predict",
-            categorical=tuple(d.categories),
-            **how,
-        )
-        sheet = match_features(read(path, options), d)
-        filled, kept = fill_for_prediction(sheet, missing, irregular)
-        cut = cut_for_prediction(filled, d.at, None if whole else d.window)
-        asked = find_asked_rows(sheet, kept, cut, d.at)
-        prediction = Prediction(d, Path(path), cut, inputs_of(cut.sheet, d, ""), asked)
-        if keep is None or keep is False:
-            return prediction
-        names = None if keep is True else column_names(keep)
-        return prediction.with_columns(read_columns(path, options, names))
+        beside = {"lengths": lengths, "ids": ids, "times": times}
+        source = source_of(path, "data", **beside)
+        return read_new(description, source, keep=keep, whole=whole, **reading)
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         """Return training batch number `step`, with class weights or noise if there are any."""
@@ -399,39 +447,3 @@ class Data(JudgedCollection):
             gap = y < 0
             y = y.masked_fill(gap, 0)
         return replace(batch, y=y, mask=(~gap).to(batch.u.dtype))
-
-    def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
-        """Return (target, prediction) of each sequence as text: labels, or numbers in their units.
-
-        a [B, outputs] and y [B, ...] are those of one step.
-        """
-        d = self.description
-        if d.labels:
-            return pairs_of_text(lambda number: d.labels[int(number)], y, a.argmax(-1))
-        mean, std = (torch.from_numpy(scale).to(a.dtype) for scale in d.target_scale())
-        return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
-
-    def as_images(self, values: Tensor) -> Tensor | None:
-        """Return inputs, targets or outputs as images in the units of the file: see `Task`.
-
-        An array [height, width] is an image of one channel. None for other samples, and for those
-        with missing values.
-        """
-        d = self.description
-        shape = d.sample_shape
-        if shape is None or len(shape) not in (2, 3) or d.masked:
-            return None
-        scales = (torch.tensor(scale, dtype=torch.float64) for scale in (d.mean, d.std))
-        mean, std = (scale.reshape(-1, *(1 for _ in shape[1:])) for scale in scales)
-        images = values.double().reshape(-1, *shape) * std + mean
-        return images if len(shape) == 3 else images[:, None]
-
-
-def notes_on_constants(constant: list[str], first: Sheet) -> list[str]:
-    """Return notes on the features that are constant in training, one on all those of samples.
-
-    Images have pixels that are always white, perhaps hundreds; first: the training file's sheet.
-    """
-    if first.shape is not None and len(constant) > 1:
-        return [f"{len(constant)} features are constant in training: {quote_names(constant, 3)}"]
-    return [f"feature '{one_line(name)}' is constant in training" for name in constant]

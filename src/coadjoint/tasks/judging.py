@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from ..objectives.batch import Batch
+from ..objectives.losses import pinball
+from .ahead import ahead_of
 from .baselines import Baseline, find_baselines
 from .description import ColumnNames, Description
 from .metrics import ClassTally, NumberTally, Tally, choose_metrics, metrics_of
-from .task import Collection, Samples, Scores, Sequences, count_right
+from .task import Collection, Samples, Scores, Sequences, count_right, pairs_of_text
 
 SCORED = ("accuracy", "mse", "mae")  # the metrics that are means over entries, by `score`
 
@@ -46,6 +48,9 @@ class JudgedCollection(Collection):
             self.loss = "squared"
             self.metric = "mse"
             self.lower = True
+        levels = description.ahead.get("quantiles", ())
+        if levels:
+            self.loss = pinball(levels)
         self.metrics = choose_metrics(metrics, bool(description.labels))
         super().__init__(sets)
 
@@ -80,6 +85,8 @@ class JudgedCollection(Collection):
     def counted_entries(self, a: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return pre-outputs and targets without padding and steps whose target is missing."""
         a, y = super().counted_entries(a, batch)
+        if self.description.ahead.get("quantiles"):
+            a = self._medians(a)
         if self.readout != "every":
             return a, y
         lengths = torch.as_tensor(batch.lengths, device=a.device)
@@ -87,6 +94,13 @@ class JudgedCollection(Collection):
         if batch.mask is not None:
             is_judged &= batch.mask.to(a.device) != 0
         return a[is_judged], y[is_judged]
+
+    def _medians(self, a: Tensor) -> Tensor:
+        """Return outputs in which each quantile is the median: it is what is judged."""
+        ahead = ahead_of(self.description)
+        by_column = a.reshape(*a.shape[:-1], -1, ahead.copies)
+        middle = by_column[..., ahead.middle : ahead.middle + 1]
+        return middle.expand_as(by_column).reshape(a.shape)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
         """Return the accuracy, or squared and absolute error in the target's own units."""
@@ -100,3 +114,29 @@ class JudgedCollection(Collection):
             "mse": (float(error.square().sum()), count),
             "mae": (float(error.abs().sum()), count),
         }
+
+    def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
+        """Return (target, prediction) of each sequence as text: labels, or numbers in their units.
+
+        a [B, outputs] and y [B, ...] are those of one step.
+        """
+        d = self.description
+        if d.labels:
+            return pairs_of_text(lambda number: d.labels[int(number)], y, a.argmax(-1))
+        mean, std = (torch.from_numpy(scale).to(a.dtype) for scale in d.target_scale())
+        return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
+
+    def as_images(self, values: Tensor) -> Tensor | None:
+        """Return inputs, targets or outputs as images in the units of the file: see `Task`.
+
+        An array [height, width] is an image of one channel. None for other samples, and for those
+        with missing values.
+        """
+        d = self.description
+        shape = d.sample_shape
+        if shape is None or len(shape) not in (2, 3) or d.masked:
+            return None
+        scales = (torch.tensor(scale, dtype=torch.float64) for scale in (d.mean, d.std))
+        mean, std = (scale.reshape(-1, *(1 for _ in shape[1:])) for scale in scales)
+        images = values.double().reshape(-1, *shape) * std + mean
+        return images if len(shape) == 3 else images[:, None]

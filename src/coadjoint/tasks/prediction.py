@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import DataError, InputError, NumericalError, escape_undecodable, one_line
 from ..objectives.batch import Batch
+from .ahead import ahead_of
 from .asked import AskedRows
 from .cutting import Piece, PreparedSheet
 from .description import Description
@@ -36,6 +37,7 @@ class Prediction:
     u: np.ndarray  # [N, inputs]
     asked: AskedRows
     kept: Sequence[Column] = ()
+    future: Sequence[np.ndarray] = ()  # [F, known inputs] of each series, if columns are known
 
     def __len__(self) -> int:
         return len(self.cut.pieces)
@@ -126,22 +128,27 @@ class Prediction:
                 step.
         """
         d = self.description
-        values = self._collect(outputs)
-        a = np.full((len(self.asked.row), d.outputs), np.nan)
-        a[self.asked.place] = values
+        a = self.spread(self.collect(outputs))
         predicted: list[Sequence[str | None] | np.ndarray] = []
         if d.kind == "classify":
-            p = np.exp(a - a.max(-1, keepdims=True))  # softmax, without overflow
-            p /= p.sum(-1, keepdims=True)
+            p = softmax(a)
             is_empty = np.isnan(a[:, 0])
             numbers = np.where(is_empty[:, None], 0, a).argmax(-1)
             pairs = zip(numbers.tolist(), is_empty.tolist(), strict=True)
             predicted = [[None if empty else d.labels[k] for k, empty in pairs], *p.T]
         else:
             mean, std = d.target_scale()
+            if d.kind == "next":
+                a = ahead_of(d).repair(a)
             predicted = [*(a * std + mean).T]
         pairs_by_name = zip(self._predicted_names(), predicted, strict=True)
         return [*self._beside(), *(Column(name, values) for name, values in pairs_by_name)]
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Return outputs [K, outputs], by `collect`, at the M rows asked for, NaN where empty."""
+        a = np.full((len(self.asked.row), self.description.outputs), np.nan)
+        a[self.asked.place] = values
+        return a
 
     def _names(self) -> list[str]:
         """Return the names of the columns."""
@@ -173,7 +180,7 @@ class Prediction:
         d = self.description
         predicted = d.targets
         if d.kind == "next":
-            predicted = d.numeric
+            predicted = ahead_of(d).output_names
         elif d.kind == "reconstruct":
             predicted = entry_names(d)
         names = ["prediction"]
@@ -201,7 +208,7 @@ class Prediction:
         """Return the predictions with one more note."""
         return replace(self, cut=replace(self.cut, notes=(*self.cut.notes, note)))
 
-    def _collect(self, outputs: Iterable[Tensor | np.ndarray]) -> np.ndarray:
+    def collect(self, outputs: Iterable[Tensor | np.ndarray]) -> np.ndarray:
         """Return the outputs of all pieces one after the other, [K, outputs]."""
         every = self.description.at == "every"
         parts = [np.zeros((0, self.description.outputs))]
@@ -251,6 +258,12 @@ class Prediction:
                 "or too few; nothing was written."
             )
         return values
+
+
+def softmax(a: np.ndarray) -> np.ndarray:
+    """Return exp(a_k) / sum_j exp(a_j) along the last axis, without overflow."""
+    p = np.exp(a - a.max(-1, keepdims=True))
+    return np.asarray(p / p.sum(-1, keepdims=True))
 
 
 def entry_names(description: Description) -> list[str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from ..errors import ConfigError, DataError, one_line
-from .description import ColumnNames, Description, PathLike
-from .files import read
+from .description import ColumnNames, Description
 from .files.sheet import Options, Problems, Sheet, quote_names
+from .memory import Source, read_source
 
 REAL_LABEL = re.compile(
     r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?|[+-]?(nan|inf)", re.ASCII
@@ -28,7 +28,7 @@ def column_names(names: ColumnNames) -> tuple[str, ...] | None:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def read_all(paths: dict[str, PathLike | None], options: Options) -> dict[str, Sheet]:
+def read_all(paths: Mapping[str, Source | None], options: Options) -> dict[str, Sheet]:
     """Read the file of each split, by the columns of the training file, which comes first.
 
     Splits without a path (None) are left out. Held-out files must have as many features and
@@ -40,7 +40,7 @@ def read_all(paths: dict[str, PathLike | None], options: Options) -> dict[str, S
             continue
         if sheets:
             options = options_like(sheets["train"], options)
-        sheet = read(path, options)
+        sheet = read_source(path, options)
         for other_split, other in sheets.items():
             refuse_different_columns(sheet, split, other, other_split)
         sheets[split] = sheet
@@ -316,8 +316,11 @@ def fill_for_prediction(sheet: Sheet, missing: str, irregular: str) -> tuple[She
         taken = sheet.take(~lost)
         is_left = taken.lengths > 0
         ids = [name for name, left in zip(sheet.ids, is_left, strict=True) if left]
+        y = taken.y
+        if y is not None and taken.y_per == "sequence":
+            y = y[is_left]
         notes = (*sheet.notes, note)
-        rest = replace(taken, lengths=taken.lengths[is_left], ids=ids, notes=notes)
+        rest = replace(taken, lengths=taken.lengths[is_left], ids=ids, notes=notes, y=y)
     if irregular == "refuse":
         refuse_irregular(rest, ", or pass --irregular allow")
     return rest, ~lost

@@ -6,7 +6,7 @@ all targets of a split; the targets themselves are kept up to MOST_VALUES number
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from ..errors import NumericalError, one_line
 from ..networks.interface import Net
 from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
+from ..tasks.ahead import ahead_of
 from ..tasks.data import Data
-from ..tasks.task import Collection, Sequences, Task
+from ..tasks.task import Collection, Origin, Sequences, Task
 from . import files
 from .held_out_schema import MOST_CLASSES, MOST_OUTPUTS, MOST_TEXT
 from .json_rows import dumps
@@ -53,6 +54,8 @@ class TargetNames:
             return None
         d = task.description
         names = d.targets if d.kind == "regress" else d.numeric
+        if d.kind == "next":
+            names = ahead_of(d).output_names
         if len(names) != task.outputs or len(names) > MOST_OUTPUTS:  # the pixels of images
             return None
         return TargetNames(d.kind, outputs=[one_line(text, MOST_TEXT) for text in names])
@@ -103,7 +106,10 @@ def collect_held_out(net: Net, task: Task, step: int, n: int) -> JsonObject | No
             answers = list(collect_answers(net, task, names, split, n))
         except NumericalError:
             continue
-        splits[split] = describe_split(task, names, split, answers)
+        held = task.sets[split]
+        origins = held.origins if isinstance(held, Sequences) else None
+        is_every = task.readout == "every"
+        splits[split] = describe_split(names, answers, is_every, held.ids, origins)
     return {
         "format": 1,
         "step": step,
@@ -160,9 +166,16 @@ def split_batch(
 
 
 def describe_split(
-    task: Collection, names: TargetNames, split: str, answers: list[Answer]
+    names: TargetNames,
+    answers: list[Answer],
+    is_every: bool,
+    ids: Sequence[str] | None,
+    origins: Sequence[Origin] | None,
 ) -> JsonObject:
-    """A split of held_out.json: counts or errors of all targets, and the targets that are kept."""
+    """A split of held_out.json: counts or errors of all targets, and the targets that are kept.
+
+    is_every: whether every step has a target. ids, origins: of the sequences, by their numbers.
+    """
     true = np.concatenate([answer.true for answer in answers])
     predicted = np.concatenate([answer.predicted for answer in answers])
     described: JsonObject = {
@@ -177,7 +190,8 @@ def describe_split(
     else:
         described["errors"] = measure_errors(true, predicted)
     answers = sorted(answers, key=lambda answer: answer.number)
-    described["kept"] = keep_answers(task, split, answers, max(1, true.shape[1]))
+    width = max(1, true.shape[1])
+    described["kept"] = keep_answers(answers, width, is_every, ids, origins)
     return described
 
 
@@ -223,21 +237,25 @@ def measure_errors(true: np.ndarray, predicted: np.ndarray) -> list[JsonObject]:
     return rows
 
 
-def keep_answers(task: Collection, split: str, answers: list[Answer], width: int) -> JsonObject:
+def keep_answers(
+    answers: list[Answer],
+    width: int,
+    is_every: bool,
+    names: Sequence[str] | None,
+    origins: Sequence[Origin] | None,
+) -> JsonObject:
     """Targets and predictions of a split, by output, with the names and times of their rows.
 
-    width: numbers for each target. Of too many sequences some are kept, evenly spaced; of long
-    ones, with a target at every step, the last steps.
+    width: numbers for each target; the other arguments are those of `describe_split`. Of too many
+    sequences some are kept, evenly spaced; of long ones, with a target at every step, the last
+    steps.
     """
     budget = max(1, MOST_VALUES // width)
-    is_every = task.readout == "every"
     most = min(budget, MOST_SEQUENCES) if is_every else budget
     chosen = answers
     if len(answers) > most:
         chosen = [answers[i] for i in np.linspace(0, len(answers) - 1, most).astype(int)]
     steps = max(1, budget // len(chosen))
-    names = task.sets[split]
-    origins = names.origins if isinstance(names, Sequences) else None
     ids = []
     series = []
     first = []
@@ -245,7 +263,7 @@ def keep_answers(task: Collection, split: str, answers: list[Answer], width: int
     for answer in chosen:
         T = len(answer.true)
         skipped = max(0, T - steps)
-        ids.append(one_line(names.ids[answer.number] if names.ids else answer.number, MOST_TEXT))
+        ids.append(one_line(names[answer.number] if names else answer.number, MOST_TEXT))
         if origins is not None:
             origin = origins[answer.number]
             series.append(one_line(origin.series, MOST_TEXT))

@@ -65,7 +65,8 @@ def read_description(path: Path, header: Header) -> JsonObject:
     if not {"network", "shape", "precision"} & set(description):
         raise StorageError(
             f"{path} does not say which network it belongs to: it was trained from Python. "
-            "Load its tensors with safetensors."
+            "Build the network as then, and pass it: co.load(RUN, network=net); or load its "
+            "tensors with safetensors."
         )
     return check(f"{path}: its description", description, ModelDescription)
 
@@ -81,7 +82,7 @@ def network_options(section: NetworkSection, shape: Shape, precision: int) -> Js
     # shape.readout says which steps the task wants answers at; an option `readout` says how one
     # answer is made from all time steps, and takes its place.
     if "readout" in options:
-        choose("readout", options["readout"], SUMMARIES)
+        choose("readout", options["readout"], ("last", *SUMMARIES))
         if shape.readout != "last":
             needed = "a sequence of answers" if shape.readout == "sequence" else "one at every step"
             raise OptionError(

@@ -6,6 +6,7 @@ count, notes = predict("runs/data-1", "new.csv", "predictions.csv")
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import shlex
@@ -29,10 +30,10 @@ from .files import read_regular
 from .json_types import JsonObject
 from .network_section import NetworkSection, Shape
 from .prediction_files import check_output_name, write_predictions
-from .restore import compare_tensors, load_weights
-from .tensor_header import Header
+from .restore import compare_tensors, load_weights, select_part
+from .tensor_header import Header, read_metadata
 
-__all__ = ["load_model", "predict", "predict_file", "write_predictions"]
+__all__ = ["load_best", "load_model", "predict", "predict_file", "write_predictions"]
 
 STEPS_AT_ONCE = 1 << 14  # of one long sequence
 
@@ -50,22 +51,16 @@ def load_model(
     the file has no SHA-256 checksum. The network is in evaluation mode.
     """
     check_path("run", run)
-    path = model_file(Path(run))
+    return load_file(model_file(Path(run)), warn)
+
+
+def load_file(
+    path: Path, warn: Callable[[str], None], network: Net | None = None
+) -> tuple[Net, JsonObject]:
+    """The network of a model file, built from its description or given, and the description."""
     storage.import_safetensors()
     header = schemas.read_header(path)
-    description = model_schema.read_description(path, header)
-    section = NetworkSection.model_validate(description["network"])
-    shape = Shape.model_validate(description["shape"])
-    precision = description["precision"]
-    try:
-        refuse_if_larger_than_file(section, shape, header)
-        outline = model_schema.outline_network(section, shape, precision)
-    except (CoadjointError, RuntimeError, MemoryError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")  # on one line
-        raise StorageError(
-            f"{path}: the network it describes cannot be built: {reason[:200]}."
-        ) from None
-    compare_tensors(outline, header.outline, str(path))
+    build, description = open_network(path, header, network)
     stated = description.get("sha256")
     if stated is None:
         warn(
@@ -78,9 +73,99 @@ def load_model(
             f"{path} is damaged: its content does not match its SHA-256 checksum. "
             f"{model_schema.ModelDescription.advice}"
         )
-    net = model_schema.build_network(section, shape, precision)
+    net = build()
     load_weights(net, storage.unpack(content, path), str(path))
     return net.eval(), description
+
+
+def open_network(
+    path: Path, header: Header, network: Net | None
+) -> tuple[Callable[[], Net], JsonObject]:
+    """(what returns the network for the weights of a model file, the description in the file).
+
+    network: one that was built elsewhere; None builds the one that the file describes. A header
+    with other tensors than those of the network is refused.
+    """
+    if network is None:
+        description = model_schema.read_description(path, header)
+        return prepare_network(path, header, description), description
+    compare_tensors(network.state_dict(), header.outline, str(path))
+    given = network
+
+    def build() -> Net:
+        return given
+
+    return build, read_metadata(path, header)
+
+
+def prepare_network(path: Path, header: Header, description: JsonObject) -> Callable[[], Net]:
+    """What builds the network that a model file describes, once its header has been compared.
+
+    Nothing of the network's size is allocated before. A header with other tensors is refused.
+    """
+    section = NetworkSection.model_validate(description["network"])
+    shape = Shape.model_validate(description["shape"])
+    precision = description["precision"]
+    try:
+        refuse_if_larger_than_file(section, shape, header)
+        outline = model_schema.outline_network(section, shape, precision)
+    except (CoadjointError, RuntimeError, MemoryError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")  # on one line
+        raise StorageError(
+            f"{path}: the network it describes cannot be built: {reason[:200]}."
+        ) from None
+    compare_tensors(outline, header.outline, str(path))
+    return functools.partial(model_schema.build_network, section, shape, precision)
+
+
+def load_best(
+    run: PathLike, warn: Callable[[str], None] = warnings.warn, network: Net | None = None
+) -> tuple[Net, JsonObject]:
+    """Do what `load_model` does; of a run that has not finished, load its best weights so far.
+
+    `warn` is told which those are. They are in its latest checkpoint that is intact. network: one
+    to load the weights into, for a run that was trained from Python and does not describe it.
+    """
+    check_path("run", run)
+    folder = Path(run)
+    has_model = not folder.is_dir() or os.path.lexists(folder / "model.safetensors")
+    checkpoints = [] if has_model else storage.list_checkpoints(folder)
+    if not checkpoints:
+        return load_file(model_file(folder), warn, network)
+    storage.import_safetensors()
+    faults = []
+    for path in reversed(checkpoints):
+        try:
+            saved = storage.load(path)
+            break
+        except StorageError as error:
+            faults.append(str(error))
+    else:
+        raise StorageError(f"{faults[0]} {run} has no other checkpoint that is intact.")
+    model = path / "model.safetensors"
+    header = schemas.read_header(model)
+    build, description = open_network(model, header, network)
+    net = build()
+    best, weights = best_weights(saved)
+    load_weights(net, weights, str(path))
+    which = f"its best weights so far, those of step {best:,}"
+    if best is None:
+        which = f"the weights of its latest checkpoint, at step {saved.step:,}"
+    warn(
+        f"{run} has not finished: it is used with {which}. Finish it with: coadjoint resume "
+        f"{shlex.quote(str(run))}"
+    )
+    return net.eval(), description
+
+
+def best_weights(saved: storage.Checkpoint) -> tuple[int | None, dict[str, Tensor]]:
+    """(the step of the best weights, the weights) in a checkpoint; the last if none were chosen."""
+    progress = saved.state.get("progress")
+    best = progress.get("best_step") if isinstance(progress, dict) else None
+    if best is None or best == saved.step:
+        return best, saved.model
+    weights = select_part("best", saved.tensors)
+    return (best, weights) if weights else (None, saved.model)
 
 
 def model_file(run: Path) -> Path:
@@ -192,30 +277,36 @@ def predict_file(
     """Do what `predict` does, and return the sequences or samples of the file `data`."""
     check_path("out", out)
     check_output_name(out)
-    net, description = load_model(run, warn)
+    net, description = load_best(run, warn)
     if description.get("data") is None:
         raise DataError(
             f"{run} was trained on task '{description.get('task')}', not on files, so it cannot "
             "predict from a file."
         )
     prediction = Data.for_prediction(description["data"], data, keep=keep, whole=whole, **reading)
+    prediction = with_note_on_windows(net, prediction)
+    write_predictions(prediction, out, compute_outputs(net, prediction))
+    return prediction
+
+
+def with_note_on_windows(net: Net, prediction: Prediction) -> Prediction:
+    """The prediction, with a note if the network reads at once what was cut in training."""
     window = prediction.description.window
     longest = max(prediction.cut.sheet.lengths)
     is_cut = window is not None and prediction.description.at == "last"
-    if window is not None and window < longest and not is_cut and not net.carries_state:
-        prediction = prediction.with_note(
-            "this network has no state to carry from row to row: it reads each sequence at once, "
-            f"not in the windows of {window} rows of training"
-        )
+    if window is None or window >= longest or is_cut or net.carries_state:
+        return prediction
+    return prediction.with_note(
+        "this network has no state to carry from row to row: it reads each sequence at once, "
+        f"not in the windows of {window} rows of training"
+    )
 
-    def outputs() -> Iterator[Tensor]:
-        """The pre-outputs a of one batch after another, so that a long file fits in memory."""
-        with torch.no_grad():
-            for _, batch in prediction.batches():
-                yield run_in_parts(net, net.move_batch(batch))
 
-    write_predictions(prediction, out, outputs())
-    return prediction
+def compute_outputs(net: Net, prediction: Prediction) -> Iterator[Tensor]:
+    """The pre-outputs a of one batch after another, so that a long file fits in memory."""
+    with torch.no_grad():
+        for _, batch in prediction.batches():
+            yield run_in_parts(net, net.move_batch(batch))
 
 
 def run_in_parts(net: Net, batch: Batch, steps: int = STEPS_AT_ONCE) -> Tensor:

@@ -10,9 +10,10 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -20,12 +21,41 @@ from torch import Tensor
 from ..errors import ConfigError, MissingError, StorageError, check_path, one_line
 from ..tasks.description import PathLike
 from ..tasks.files.kept import Column, with_types
-from ..tasks.prediction import Prediction
+from ..tasks.prediction import Prediction, spreadsheet_cell, text_cells
 from .files import replacing
 
 STANDARD_OUTPUT = "-"
 Outputs = Iterable[Tensor | np.ndarray]
-Writer = Callable[[Prediction, Outputs, BinaryIO], None]
+
+
+class TableSource(Protocol):
+    """What is written as a table: a Prediction, or a table that is complete already."""
+
+    def rows(self, outputs: Outputs) -> Iterator[list[str]]:
+        """Yield the rows as text, the header first."""
+
+    def table(self, outputs: Outputs) -> list[Column]:
+        """Return the columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class FullTable:
+    """A table whose columns are known; it needs no outputs of a network."""
+
+    columns: Sequence[Column]
+
+    def rows(self, outputs: Outputs = ()) -> Iterator[list[str]]:
+        """Yield the rows as text, the header first."""
+        yield [spreadsheet_cell(column.name) for column in self.columns]
+        cells = [text_cells(column) for column in self.columns]
+        yield from map(list, zip(*cells, strict=True))
+
+    def table(self, outputs: Outputs = ()) -> list[Column]:
+        """Return the columns."""
+        return list(self.columns)
+
+
+Writer = Callable[[TableSource, Outputs, BinaryIO], None]
 
 
 def check_output_name(path: PathLike) -> None:
@@ -45,18 +75,37 @@ def write_predictions(prediction: Prediction, path: PathLike, outputs: Outputs) 
         outputs: The pre-outputs a of each batch, in order.
     """
     check_path("path", path)
-    if os.fspath(path) == STANDARD_OUTPUT:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(prediction.rows(outputs))
-        return
+    refuse_source(path, prediction.source, f"the {prediction.unit}s were", "the predictions")
+    write_source(prediction, path, outputs)
+
+
+def write_table(columns: Sequence[Column], path: PathLike) -> None:
+    """Write a table as `write_predictions` does: its name says the format, "-" prints CSV."""
+    check_path("path", path)
+    write_source(FullTable(columns), path, ())
+
+
+def refuse_source(path: PathLike, source: Path, what: str, result: str) -> None:
+    """Refuse to write over the file that was read; what, result: words for the message."""
     path = Path(path)
-    write = writer_of(path)
-    if path.exists() and prediction.source.exists() and path.samefile(prediction.source):
+    if os.fspath(path) != STANDARD_OUTPUT and path.exists() and source.exists():
+        is_source = path.samefile(source)
+    else:
+        is_source = False
+    if is_source:
         raise StorageError(
-            f"{one_line(path, 400)} is the file the {prediction.unit}s were read from. "
-            "Write the predictions to another file."
+            f"{one_line(path, 400)} is the file {what} read from. Write {result} to another file."
         )
-    with replacing(path) as raw:
-        write(prediction, outputs, raw)
+
+
+def write_source(source: TableSource, path: PathLike, outputs: Outputs) -> None:
+    """Write a table to a file, or to standard output."""
+    if os.fspath(path) == STANDARD_OUTPUT:
+        csv.writer(sys.stdout, lineterminator="\n").writerows(source.rows(outputs))
+        return
+    write = writer_of(path)
+    with replacing(Path(path)) as raw:
+        write(source, outputs, raw)
 
 
 def writer_of(path: PathLike) -> Writer:
@@ -80,14 +129,14 @@ def as_text(raw: BinaryIO) -> Iterator[io.TextIOWrapper]:
     text.detach()  # `replacing` closes the file itself
 
 
-def write_csv(prediction: Prediction, outputs: Outputs, raw: BinaryIO, sep: str = ",") -> None:
+def write_csv(prediction: TableSource, outputs: Outputs, raw: BinaryIO, sep: str = ",") -> None:
     """Write a table in text."""
     with as_text(raw) as text:
         writer = csv.writer(text, delimiter=sep, lineterminator="\n")
         writer.writerows(prediction.rows(outputs))
 
 
-def write_tsv(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+def write_tsv(prediction: TableSource, outputs: Outputs, raw: BinaryIO) -> None:
     """Write a table in text, its columns separated by tabs."""
     write_csv(prediction, outputs, raw, "\t")
 
@@ -95,14 +144,14 @@ def write_tsv(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
 def packed(write: Writer) -> Writer:
     """The same writer with gzip around its file; the bytes do not depend on the clock."""
 
-    def write_packed(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+    def write_packed(prediction: TableSource, outputs: Outputs, raw: BinaryIO) -> None:
         with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as file:
             write(prediction, outputs, file)  # type: ignore[arg-type]  # it is written to alone
 
     return write_packed
 
 
-def json_rows(prediction: Prediction, outputs: Outputs) -> Iterator[str]:
+def json_rows(prediction: TableSource, outputs: Outputs) -> Iterator[str]:
     """The rows as objects of JSON; null where there is no prediction."""
     columns = [with_types(column) for column in prediction.table(outputs)]
     names = [column.name for column in columns]
@@ -121,7 +170,7 @@ def plain_value(value: Any) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def write_json(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+def write_json(prediction: TableSource, outputs: Outputs, raw: BinaryIO) -> None:
     """Write a list of objects, one on each line."""
     with as_text(raw) as text:
         before = "[\n"
@@ -131,7 +180,7 @@ def write_json(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
         text.write("\n]\n")
 
 
-def write_jsonl(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+def write_jsonl(prediction: TableSource, outputs: Outputs, raw: BinaryIO) -> None:
     """Write one object on each line."""
     with as_text(raw) as text:
         for row in json_rows(prediction, outputs):
@@ -152,7 +201,7 @@ def import_pyarrow() -> Any:
     return pyarrow
 
 
-def arrow_table(prediction: Prediction, outputs: Outputs) -> Any:
+def arrow_table(prediction: TableSource, outputs: Outputs) -> Any:
     """The table as one of pyarrow: numbers as numbers, null where there is no prediction."""
     pa = import_pyarrow()
     arrays = {}
@@ -172,12 +221,12 @@ def arrow_array(pa: Any, column: Column) -> Any:
     return pa.array(column.values)
 
 
-def write_parquet(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+def write_parquet(prediction: TableSource, outputs: Outputs, raw: BinaryIO) -> None:
     """Write a Parquet file."""
     import_pyarrow().parquet.write_table(arrow_table(prediction, outputs), raw)
 
 
-def write_feather(prediction: Prediction, outputs: Outputs, raw: BinaryIO) -> None:
+def write_feather(prediction: TableSource, outputs: Outputs, raw: BinaryIO) -> None:
     """Write a Feather file of version 2, which is an Arrow file."""
     table = arrow_table(prediction, outputs)
     import_pyarrow().feather.write_feather(table, raw, compression="uncompressed")

@@ -14,6 +14,7 @@ from ..gradients import restoring
 from ..networks.interface import Net
 from ..optimisers.directions import distance
 from ..optimisers.recipes import WITHOUT_STEP_SIZE
+from ..tasks.data import Data
 from ..tasks.task import Task
 from . import json_rows, schemas
 from .display import make_display
@@ -222,7 +223,9 @@ class Training:
         self.folder.save(self, self.progress.best_step)
 
     def model_description(self) -> JsonObject:
-        """What a model file says about itself."""
+        """What a model file says about itself: at least how its data are read, if they are own."""
+        if self.plan.description is None and isinstance(self.task, Data):
+            return {"data": self.task.describe()}
         return self.plan.description or {}
 
     def snapshot(self, reason: str | None = None) -> Checkpoint:

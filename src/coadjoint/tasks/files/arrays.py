@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -139,11 +139,12 @@ def make_sheet(
     options: Options,
     problems: Problems,
     name: str = "u",
+    names: Sequence[str] | None = None,
 ) -> Sheet:
     """The sequences of u, padded (n, T, C) or one after the other (sum of lengths, C).
 
     arrays: u, and perhaps lengths, ids and y; without lengths all sequences have T steps.
-    name: that of u in the file.
+    name: that of u in the file; names: those of the features, by default u0, u1, ...
     """
     u = arrays["u"]
     lengths = arrays.get("lengths")
@@ -163,7 +164,7 @@ def make_sheet(
         keep = np.arange(u.shape[1])[None, :] < lengths[:, None]
         rows = u[keep]
     starts = np.cumsum(lengths) - lengths
-    features = tuple(f"u{j}" for j in range(rows.shape[1]))
+    features = tuple(names or (f"u{j}" for j in range(rows.shape[1])))
 
     def where(row: int, column: str) -> str:
         i = int(np.searchsorted(starts, row, side="right")) - 1
@@ -180,10 +181,10 @@ def make_sheet(
     if y is not None:
         y, y_per = prepare_targets(source.path, y, u, lengths, keep, options, problems)
     elif options.kind != "next":
-        problems.add(
-            f"{source.path} holds inputs only (no array 'y'). Pass --kind next to predict the next "
-            "step, or add y to an .npz."
+        advice = options.advise(
+            "Pass --kind next to predict the next step, or add y to an .npz.", "Add the targets."
         )
+        problems.add(f"{source.path} holds inputs only (no array 'y'). {advice}")
     problems.raise_if_any()
     targets: tuple[str, ...] = ()
     if y is not None:

@@ -6,7 +6,7 @@ import functools
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -33,6 +33,24 @@ KINDS_BY_ROLE = {
     "categorical": ("words", "whole", "number", "bool"),
 }
 ROWS_PER_BATCH = 4096  # of a stream
+
+
+class TypedTable(Protocol):
+    """A table whose columns have types."""
+
+    names: list[str]
+
+    def kind(self, name: str) -> str:
+        """What a column can hold: words, whole, number, bool, time or other."""
+
+    def type_name(self, name: str) -> str:
+        """The type of a column, for messages."""
+
+    def holds_dates(self, name: str) -> bool:
+        """Whether a column holds times, or its first text is a date."""
+
+    def survey_columns(self, names: Sequence[str], options: Options) -> dict[str, Survey]:
+        """What the cells of those of these columns hold that are of text."""
 
 
 class ParquetRows:
@@ -111,6 +129,10 @@ class ParquetRows:
         """What a column can hold: see `kind_of_column`."""
         return kind_of_column(self.pa, self.schema.field(name).type)
 
+    def type_name(self, name: str) -> str:
+        """The type of a column, for messages."""
+        return one_line(self.schema.field(name).type, 80)
+
     def holds_dates(self, name: str) -> bool:
         """Whether a column holds times, or its first text is a date."""
         kind = self.kind(name)
@@ -163,6 +185,22 @@ def read_typed(
     file: ParquetRows, source: LoadedFile, options: Options, problems: Problems
 ) -> Sheet:
     """The sequences of a table with typed columns."""
+    roles = choose_typed_roles(file, options, problems)
+    used = used_columns(roles)
+    need = max(file.bytes, 8 * file.count * len(used))  # as declared, or as doubles in memory
+    what = f"{file.count:,} rows, about "
+    refuse_if_too_large(source.path, what, need, len(source.data), options.max_bytes)
+    refuse_unfit_types(file, roles, options, problems)
+    try:
+        return make_sheet(file, source, roles, file.read_columns(used), options, problems)
+    except DataError:
+        raise
+    except Exception as error:
+        raise file.damage_error(error) from None
+
+
+def choose_typed_roles(file: TypedTable, options: Options, problems: Problems) -> Roles:
+    """The roles of the columns of a table, whose types are known."""
     names = file.names
     is_index_left_out = ARROW_INDEX in names and not is_asked_for(ARROW_INDEX, options)
     if is_index_left_out and options.time is None:
@@ -176,14 +214,20 @@ def read_typed(
         roles = choose_steps(roles, options, problems)
     if options.categorical == AUTO:
         roles = choose_categorical(roles, file.survey_columns(roles.features, options))
-    # Each column once, in this order; "" stands for none.
+    return roles
+
+
+def used_columns(roles: Roles) -> list[str]:
+    """The columns that have a role, each once."""
     with_role = dict.fromkeys((roles.id, roles.time, *roles.targets, *roles.features))
-    used = [name for name in with_role if name]
-    need = max(file.bytes, 8 * file.count * len(used))  # as declared, or as doubles in memory
-    what = f"{file.count:,} rows, about "
-    refuse_if_too_large(source.path, what, need, len(source.data), options.max_bytes)
-    for name in used:
-        arrow_type = file.schema.field(name).type
+    return [name for name in with_role if name]  # "" stands for none
+
+
+def refuse_unfit_types(
+    file: TypedTable, roles: Roles, options: Options, problems: Problems
+) -> None:
+    """Refuse columns whose type does not fit their role."""
+    for name in used_columns(roles):
         expected = kinds_for(name, roles, options)
         kind = file.kind(name)
         if kind in expected:
@@ -197,16 +241,10 @@ def read_typed(
                     usable.append(other)
             advice = advise_on_words(name, holds, usable, roles, options)
         problems.add(
-            f"{source.path} column '{one_line(name)}': type {one_line(arrow_type, 80)} cannot be "
+            f"{problems.path} column '{one_line(name)}': type {file.type_name(name)} cannot be "
             f"used here; expected {', '.join(expected)}. {advice}"
         )
     problems.raise_if_any()
-    try:
-        return make_sheet(file, source, roles, file.read_columns(used), options, problems)
-    except DataError:
-        raise
-    except Exception as error:
-        raise file.damage_error(error) from None
 
 
 def kinds_for(name: str, roles: Roles, options: Options) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -51,11 +52,13 @@ def sheet_of_arrays(
     options: Options,
     problems: Problems,
     name: str = "x",
+    names: Sequence[str] | None = None,
 ) -> Sheet:
     """The samples of x, in a sheet.
 
     Images without an axis of channels, (n, height, width), get one.
-    arrays: x, and perhaps ids and y; name: that of x in the file.
+    arrays: x, and perhaps ids and y; name: that of x in the file; names: those of the features, by
+    default x0, x1, ...
     """
     x = arrays["x"]
     n = len(x)
@@ -94,7 +97,7 @@ def sheet_of_arrays(
         )
     ids = read_ids(source.path, arrays.get("ids"), n, problems)
     problems.raise_if_any()
-    features = tuple(f"x{j}" for j in range(shape[0]))
+    features = tuple(names or (f"x{j}" for j in range(shape[0])))
     places = math.prod(shape[1:])
 
     def where(row: int, column: str) -> str:

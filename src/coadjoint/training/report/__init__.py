@@ -1,4 +1,4 @@
-"""Reports: a run, comparison or diagnosis folder as one offline HTML page, or as Markdown.
+"""Reports: a run, comparison, search or diagnosis folder as one offline HTML page, or as Markdown.
 
 text             text and numbers made safe to show
 wording          words for time steps and sequences, or for layers and samples
@@ -20,6 +20,7 @@ data_section     what was read from the user's own files
 run_page         the page of a run
 diagnosis_page   the page, or the section, of a diagnosis
 comparison_page  the page of a comparison
+study_page       the page of a search for settings
 pages            the HTML page; page.html, page.css and page.js lie beside it
 summary          the tables of a comparison as Markdown
 diagnoses        diagnoses written to a folder

@@ -4,6 +4,8 @@
   const COLOURS = 7;
   // Dark to light with rising luminance, so that it reads the same in grey and to colour-blind eyes.
   const RAMP = ["#15143b", "#253a79", "#2a648f", "#35898f", "#62ae86", "#aecd7d", "#f5ecae"];
+  // Below zero, zero and above: orange and blue differ to colour-blind eyes as well.
+  const SIGNED = ["#8a3a00", "#cf6a1d", "#eeb98c", "#f3f1ec", "#9cc3e0", "#2f7fb8", "#00436f"];
   const SHAPES = [
     (r) => `M${r},0A${r},${r} 0 1 1 ${-r},0A${r},${r} 0 1 1 ${r},0Z`,
     (r) => `M${-r * 0.9},${-r * 0.9}H${r * 0.9}V${r * 0.9}H${-r * 0.9}Z`,
@@ -134,6 +136,7 @@
     const ys = (seen.length ? seen : figure.series).flatMap((s) => s.y).filter((v) => v !== null);
     const xs = figure.series.flatMap((s) => s.x);
     for (const rule of figure.rules || []) if (!figure.y.log || rule.y > 0) ys.push(rule.y);
+    for (const band of figure.bands || []) ys.push(...band.low, ...band.high);
     let low = ys.reduce((a, b) => Math.min(a, b)), high = ys.reduce((a, b) => Math.max(a, b));
     if (figure.y.range) { low = Math.min(low, figure.y.range[0]); high = Math.max(high, figure.y.range[1]); }
     if (figure.y.log) { const pad = (high / low) ** 0.05 * 1.02; low /= pad; high *= pad; }
@@ -149,6 +152,10 @@
     const stamp = (v) => (figure.stamps && figure.stamps[v - figure.stamps_from]) || show(v, 6);
     axes(root, box, x, y, figure.x, figure.y.label, figure.y.log, true, stamp);
     const many = seen.length > 8;
+    for (const band of figure.bands || []) {
+      const edge = (side) => band.x.map((v, k) => `${x.at(v).toFixed(1)},${y.at(side[k]).toFixed(1)}`);
+      svg("polygon", { class: `band f${band.colour}`, points: [...edge(band.low), ...edge(band.high).reverse()].join(" ") }, root);
+    }
     for (const s of seen) {
       let path = "", pen = false, alone = [];
       s.y.forEach((v, k) => {
@@ -283,9 +290,31 @@
     };
   };
 
+  // Named bars, the first on top.
+  const ranks = (figure, root, box) => {
+    const { names, values } = figure;
+    box.top = 24; box.left = Math.min(box.width * 0.42, room(names));
+    const x = linear(0, Math.max(...values) * 1.02 || 1, box.left, box.right - 2, (box.right - box.left) / 85), tall = (box.bottom - box.top) / names.length;
+    const top = (k) => box.top + k * tall;
+    for (const v of x.ticks) svg("line", { class: "grid", x1: x.at(v), x2: x.at(v), y1: box.top, y2: box.bottom }, root);
+    below(root, box, x, figure.x, false);
+    svg("line", { class: "axis", x1: box.left, x2: box.left, y1: box.top, y2: box.bottom }, root);
+    names.forEach((name, k) => {
+      fitted(svg("text", { x: box.left - 8, y: top(k) + tall / 2 + 4, "text-anchor": "end" }, root), name, box.left - 8);
+      svg("rect", { class: "bar f0", x: box.left, y: top(k) + tall * 0.15, width: Math.max(0, x.at(values[k]) - box.left), height: tall * 0.7 }, root);
+    });
+    const inside = (k) => Math.min(names.length - 1, Math.max(0, k));
+    return {
+      first: 0,
+      find: (_, py) => inside(Math.floor((py - box.top) / tall)),
+      move: (k, dx, dy) => inside(k + dx + dy),
+      tell: (k) => ({ x: x.at(values[k]), y: top(k) + tall / 2, frame: [box.left, top(k), box.right - box.left, tall], head: names[k], lines: [[0, figure.x, show(values[k])]] }),
+    };
+  };
+
   const rgb = (hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
-  const shade = (share) => {
-    const at = Math.min(0.999999, Math.max(0, share)) * (RAMP.length - 1), k = Math.floor(at), a = rgb(RAMP[k]), b = rgb(RAMP[k + 1]);
+  const shade = (share, ramp = RAMP) => {
+    const at = Math.min(0.999999, Math.max(0, share)) * (ramp.length - 1), k = Math.floor(at), a = rgb(ramp[k]), b = rgb(ramp[k + 1]);
     return a.map((v, i) => Math.round(v + (b[i] - v) * (at - k)));
   };
   const picture = (width, height, colour) => {
@@ -301,7 +330,7 @@
   };
 
   const heat = (figure, root, box) => {
-    const { t, steps, cells } = figure;
+    const { t, steps, cells, bands } = figure, ramp = figure.signed ? SIGNED : RAMP; // bands: names of the rows
     let [low, high] = figure.span;
     if (!(high > low)) { low -= 0.5; high += 0.5; }
     const flat = cells.flat().filter((v) => v !== null), under = flat.some((v) => v < low), over = flat.some((v) => v > high);
@@ -312,21 +341,24 @@
     box.top = 66;
     const wanted = Math.round((box.bottom - box.top) / 42);
     const y = linear(ey[0], ey.at(-1), box.bottom, box.top, wanted);
-    box.left = room(y.ticks.map((v) => show(v)));
+    box.left = Math.min(box.width * 0.4, room(bands || y.ticks.map((v) => show(v))));
+    if (figure.square) box.right = Math.min(box.right, Math.max(box.left + 200, box.left + ((box.bottom - box.top) * t.length) / steps.length));
     const x = linear(ex[0], ex.at(-1), box.left, box.right, (box.right - box.left) / 70);
     svg("rect", { class: "blank", x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }, root);
     const width = Math.min(1200, Math.round(box.right - box.left) * 2), height = Math.round(box.bottom - box.top) * 2;
     const columns = Array.from({ length: width }, (_, i) => nearest(t, ex[0] + ((i + 0.5) / width) * (ex.at(-1) - ex[0])));
     const rows = Array.from({ length: height }, (_, j) => nearest(steps, ey.at(-1) - ((j + 0.5) / height) * (ey.at(-1) - ey[0])));
-    const colours = cells.map((row) => row.map((v) => (v === null ? null : shade((v - low) / (high - low)))));
+    const colours = cells.map((row) => row.map((v) => (v === null ? null : shade((v - low) / (high - low), ramp))));
     const image = (attributes, href) => svg("image", { preserveAspectRatio: "none", href, ...attributes }, root);
     image({ x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }, picture(width, height, (i, j) => colours[rows[j]][columns[i]]));
     const counted = !figure.x; // steps and moments, or what its labels say
-    for (const v of counted ? y.ticks.filter(Number.isInteger) : y.ticks) svg("text", { x: box.left - 8, y: y.at(v) + 4, "text-anchor": "end" }, root, show(v));
+    const every = bands ? Math.ceil((14 * bands.length) / (box.bottom - box.top)) : 1;
+    if (bands) for (let j = bands.length - 1; j >= 0; j -= every) fitted(svg("text", { x: box.left - 8, y: y.at(steps[j]) + 4, "text-anchor": "end" }, root), bands[j], box.left - 8);
+    else for (const v of counted ? y.ticks.filter(Number.isInteger) : y.ticks) svg("text", { x: box.left - 8, y: y.at(v) + 4, "text-anchor": "end" }, root, show(v));
     below(root, box, x, figure.x || figure.axis || "time t in the sequence", counted);
     svg("text", { class: "label", x: 0, y: box.top - 10 }, root, figure.y || "training step");
     const from = Math.max(box.left, box.right - 240), scale = linear(low, high, from, box.right, 3);
-    image({ x: from, y: 18, width: box.right - from, height: 10 }, picture(200, 1, (i) => shade(i / 199)));
+    image({ x: from, y: 18, width: box.right - from, height: 10 }, picture(200, 1, (i) => shade(i / 199, ramp)));
     svg("text", { class: "label", x: box.right, y: 12, "text-anchor": "end" }, root, figure.label);
     const near = (v) => (Math.abs(v) < (high - low) * 5e-4 ? 0 : v); // 1.6e-5 beside -8.5 is nothing
     const ends = [[low, from, "start", under ? "≤ " : ""], [high, box.right, "end", over ? "≥ " : ""]];
@@ -351,7 +383,7 @@
         return {
           x: (x.at(ex[i]) + x.at(ex[i + 1])) / 2, y: (y.at(ey[j]) + y.at(ey[j + 1])) / 2,
           frame: [x.at(ex[i]), y.at(ey[j + 1]), x.at(ex[i + 1]) - x.at(ex[i]), y.at(ey[j]) - y.at(ey[j + 1])],
-          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · ${figure.axis || "t ="} ${show(t[i])}${named(figure, t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? figure.blank || "zero or not finite" : show(v)]],
+          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · ${figure.axis || "t ="} ${show(t[i])}${named(figure, t[i])}` : bands ? `${bands[j]} · ${figure.x} ${show(t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? figure.blank || "zero or not finite" : show(v)]],
         };
       },
     };
@@ -466,9 +498,11 @@
     };
   };
 
-  const KINDS = { lines, heat, dots, pictures, scatter, bars };
+  const KINDS = { lines, heat, dots, pictures, scatter, bars, ranks };
   const height = (figure, width) => {
     if (figure.kind === "pictures") return Math.ceil(spread(figure, width).line * spread(figure, width).lines);
+    if (figure.kind === "ranks") return 24 + 44 + Math.max(60, figure.names.length * 26);
+    if (figure.bands && !figure.square) return Math.min(460, 66 + 44 + Math.max(70, figure.bands.length * 24));
     if (figure.kind === "scatter") return Math.round(Math.min(400, Math.max(280, width * 0.7)));
     if (figure.kind === "dots") return 54 + Math.max(figure.rows.length * (figure.rows.length > 2 * COLOURS ? 50 : 84), 90) + (figure.rules ? 16 : 0);
     return Math.round(Math.min(figure.kind === "heat" ? 400 : 320, Math.max(figure.kind === "heat" ? 330 : 250, width * 0.56)));

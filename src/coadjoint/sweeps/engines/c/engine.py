@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ....cells.cell import Cell
-from ....cells.formula import Node, evaluate_nodes
+from ....cells.formula import ZERO, Node, evaluate_nodes
 from ....errors import Unsupported
 from ...memory import empty
 from ...plan import Saved, SweepPlan
@@ -26,7 +26,13 @@ from ...rows import Link, Rows
 from ...weights import is_by_step
 from ..expressions import adjoint_step, input_groups, tangent_step
 from . import compiler
-from .source import cell_source, costly_parameter_terms, pointwise_source
+from .source import (
+    cell_source,
+    costly_parameter_terms,
+    dense_bend,
+    dense_source,
+    pointwise_source,
+)
 
 WORK_PER_THREAD = 10_000_000  # operations; a thread is not started for fewer
 # The same with W by step, which every thread must pack for itself, between products of torch's
@@ -34,14 +40,16 @@ WORK_PER_THREAD = 10_000_000  # operations; a thread is not started for fewer
 WORK_PER_THREAD_BY_STEP = 100_000_000
 MOST_THREADS = 64  # as in vectors.h
 # The arrays of struct sweep in loops.h, after its numbers. Each loop uses some of them: the
-# tangent has g for s, ga for base, mu for lam and nu for delta; the adjoint has sa for base.
+# tangent has g for s, ga for base, mu for lam and nu for delta; the adjoint has sa for base. The last
+# two are of dense_tangent alone.
 ARRAY_NAMES = (
     "starts", "p", "W", "v", "a", "x", "q", "base", "s", "s_last", "k_last", "link", "lam",
-    "delta", "k",
+    "delta", "k", "costates", "rates",
 )  # fmt: skip
-NUMBERS = 7  # T, B, d, threads, scaled, keep, W_step
+NUMBERS = 8  # T, B, d, threads, scaled, keep, W_step, shared
 FIELDS = ctypes.c_int64 * (NUMBERS + len(ARRAY_NAMES))
 CPU = torch.device("cpu")
+takes_biases = True  # `forward` takes base with a row for each step
 Sweep = Callable[[ctypes.Array[ctypes.c_int64]], int]  # returns 1 if there is no memory
 
 
@@ -199,25 +207,27 @@ def run(
     # For each unit of each step row: the product with W, and about 100 operations of the formula.
     work = rows.N * d * (2 * d * len(cell.gates) * max(1, len(cell.read)) + 100)
     W = arrays[0]
+    base = arrays[5]
     by_step = W is not None and is_by_step(W)
+    shared = base is not None and len(base) != rows.N  # a bias for each step
     per_thread = WORK_PER_THREAD_BY_STEP if by_step else WORK_PER_THREAD
     threads = _thread_count(work, MOST_THREADS, per_thread)  # they share the samples
-    sizes = array_sizes(plan, loops, d, bool(flags[1]), by_step)
+    sizes = array_sizes(plan, loops, d, bool(flags[1]), by_step, shared)
     dtypes = array_dtypes(loops.dtype)
     # `held` keeps the tensors alive as long as their addresses are used.
     held = pointers(ARRAY_NAMES, (starts, p, *arrays), sizes, dtypes, CPU)
     W_step = len(cell.gates) * d * len(cell.read) * d if by_step else 0
-    if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, W_step, *held.addresses)):
+    if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, W_step, shared, *held.addresses)):
         raise MemoryError("not enough memory for the sweep's weights.")
 
 
 def array_sizes(
-    plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool, by_step: bool
+    plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool, by_step: bool, shared: bool
 ) -> tuple[int, ...]:
     """How many values the arrays of struct sweep have, in the order of ARRAY_NAMES.
 
     keep: lam has a row for every state; otherwise two states take turns. by_step: W has a matrix
-    for each step.
+    for each step. shared: base has a row for each step.
     """
     cell = plan.cell
     B = plan.rows.B
@@ -233,7 +243,7 @@ def array_sizes(
         N * gates,  # a
         states,  # x
         N * len(cell.saved_nodes) * d,  # q
-        N * gates,  # base
+        plan.rows.T * gates if shared else N * gates,  # base
         states,  # s
         B * slots,  # s_last
         B,  # k_last
@@ -241,6 +251,8 @@ def array_sizes(
         states if keep else 2 * B * slots,  # lam
         N * gates,  # delta
         B + N,  # k
+        states,  # costates
+        B + N,  # rates
     )
 
 
@@ -255,7 +267,10 @@ def array_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop of Engine, in C. Where no derivative reads a, it is not written."""
+    """The forward loop of Engine, in C. Where no derivative reads a, it is not written.
+
+    base may have one row for each step, [T, g d], which its samples share, if W is by step.
+    """
     cell = plan.cell
     rows = plan.rows
     loops = compiled_loops(cell, base.dtype)
@@ -266,8 +281,9 @@ def forward(
     if cell.saved_nodes:
         q = empty((rows.N, d * len(cell.saved_nodes)), base)
     # Without W, a is base; it is not written where no derivative reads it.
-    a = base.clone() if W is None and cell.needs_a else empty(base.shape, base)
-    arrays = (W, v, a, x, q, base, *[None] * 7)  # s .. k of ARRAY_NAMES are not used
+    is_base = W is None and cell.needs_a
+    a = base.clone() if is_base else empty((rows.N, base.shape[1]), base)
+    arrays = (W, v, a, x, q, base, *[None] * 9)  # s .. rates of ARRAY_NAMES are not used
     run(loops.forward, plan, loops, p, d, (0, 1), arrays)  # not scaled, all states kept
     return x, a, q
 
@@ -301,7 +317,8 @@ def adjoint(
         W = None
     factor = None if link is None else link.factor
     # In the order of ARRAY_NAMES, after p: sa stands for base.
-    arrays = (W, saved.v, saved.a, saved.x, saved.q, sa, s, s_last, k_last, factor, lam, delta, k)
+    sources = (sa, s, s_last, k_last, factor)
+    arrays = (W, saved.v, saved.a, saved.x, saved.q, *sources, lam, delta, k, None, None)
     run(loops.adjoint, plan, loops, saved.p, width // len(cell.slots), (scaled, keep), arrays)
     return lam, delta, k
 
@@ -325,6 +342,70 @@ def tangent(
         W = None
     factor = None if link is None else link.factor
     # In the order of ARRAY_NAMES, after p: g stands for s, ga for base, mu for lam, nu for delta.
-    arrays = (W, saved.v, saved.a, saved.x, saved.q, ga, g, None, None, factor, mu, nu, None)
+    sources = (ga, g, None, None, factor)
+    arrays = (W, saved.v, saved.a, saved.x, saved.q, *sources, mu, nu, None, None, None)
     run(loops.tangent, plan, loops, saved.p, d, (0, 1), arrays)  # not scaled, all states kept
     return mu, nu
+
+
+class CompiledDense(NamedTuple):
+    """What is compiled for dense layers beside the three loops."""
+
+    tangent: Sweep
+    layer_gradients: Callable[[ctypes.Array[ctypes.c_int64]], None]
+
+
+@functools.cache
+def compiled_dense(cell: Cell, dtype: torch.dtype) -> CompiledDense:
+    """Compile the loops of layers x_t = psi(a_t), or load those that were compiled before."""
+    lib = compiler.library(dense_source(cell, dtype))
+    lib.layer_gradients.restype = None
+    return CompiledDense(lib.dense_tangent, lib.layer_gradients)
+
+
+@torch.no_grad()
+def dense_tangent(
+    plan: SweepPlan,
+    saved: Saved,
+    W: Tensor,
+    lam: Tensor,
+    k: Tensor,
+    first: Tensor | None,
+    s: Tensor | None,
+    rates: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The loop of sweeps.dense.dense_tangent, in C."""
+    cell = plan.cell
+    loops = compiled_loops(cell, lam.dtype)
+    m = empty(lam.shape, lam)
+    bend = None if dense_bend(cell) is ZERO else empty(saved.a.shape, lam)
+    # In the order of ARRAY_NAMES, after p: `first` stands for s_last, m for lam, the bend for delta.
+    sources = (None, s, first, None, None)
+    arrays = (W, None, saved.a, saved.x, saved.q, *sources, m, bend, k, lam, rates)
+    sweep = compiled_dense(cell, lam.dtype).tangent
+    run(sweep, plan, loops, None, lam.shape[1], (0, 1), arrays)  # not scaled, all states kept
+    return m, bend
+
+
+LAYER_ARRAYS = ("delta", "x", "lam_delta", "m", "by_W", "by_b")  # those of struct layers in dense.h
+LAYER_FIELDS = ctypes.c_int64 * (4 + len(LAYER_ARRAYS))
+
+
+@torch.no_grad()
+def layer_gradients(
+    plan: SweepPlan, delta: Tensor, x: Tensor, lam_delta: Tensor | None, m: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of sweeps.dense.layer_gradients, in C: each thread takes some of the layers."""
+    rows = plan.rows
+    d = delta.shape[1]
+    by_W = empty((rows.T, d, d), delta)
+    by_b = empty((rows.T, d), delta)
+    count = rows.N * d
+    sizes = (count, count, count, count, rows.T * d * d, rows.T * d)
+    arrays = (delta, x, lam_delta, m, by_W, by_b)
+    held = pointers(LAYER_ARRAYS, arrays, sizes, [delta.dtype] * len(arrays), CPU)
+    work = 2 * count * d * (1 if m is None else 2)
+    threads = _thread_count(work, rows.T, WORK_PER_THREAD_BY_STEP)
+    run_layers = compiled_dense(plan.cell, delta.dtype).layer_gradients
+    run_layers(LAYER_FIELDS(rows.T, rows.B, d, threads, *held.addresses))
+    return by_W, by_b

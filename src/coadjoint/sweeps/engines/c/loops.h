@@ -99,6 +99,7 @@ static void read_push(long m, long d, const real *x, const real *mu, real *r);
 struct sweep {
     int64_t T, B, d, threads, scaled, keep;
     int64_t W_step; /* values from the W of one step to that of the next; 0 where all share one */
+    int64_t shared; /* does base have one row for each step, which all samples share? */
     const int64_t *starts; /* [T + 1], of the steps in step arrays; 0 where each has B rows */
     const real *p, *W, *v;
     real *a, *x, *q;
@@ -108,6 +109,7 @@ struct sweep {
     const real *link;                 /* [N] */
     real *state, *step;               /* lam or mu; delta or nu */
     int32_t *k;                       /* [B + N] */
+    const real *costates, *rates;     /* [B + N, .] and [B + N], of dense.h */
 };
 
 INLINE long start(const struct sweep *s, long t) { return s->starts ? s->starts[t] : t * s->B; }
@@ -141,13 +143,14 @@ static void forward_share(const void *given, long lo, long hi, real *scratch) {
     for (long t = 0; t < s->T && (n = taking(s, t, lo, hi)); t++) {
         long row = start(s, t) + lo;
         const real *P = packed(job, t);
-        const real *base = s->step_source + row * GATES * d, *a = base, *x = s->x + (state_row(s, t) + lo) * SLOTS * d;
+        const real *base = s->step_source + (s->shared ? t : row) * GATES * d, *a = base;
+        const real *x = s->x + (state_row(s, t) + lo) * SLOTS * d;
         if (s->W) {
             real *sum = NEEDS_A ? s->a + row * GATES * d : buffer;
             const real *reading = x + (READ_SLOT < 0 ? 0 : READ_SLOT) * d;
             if (READ_SLOT < 0) read(n, d, x, r), reading = r;
-            product(n, GATES * d, READS * d, reading, (READ_SLOT < 0 ? READS : SLOTS) * d, P, base, GATES * d, sum,
-                    GATES * d);
+            product(n, GATES * d, READS * d, reading, (READ_SLOT < 0 ? READS : SLOTS) * d, P, base,
+                    s->shared ? 0 : GATES * d, sum, GATES * d);
             a = sum;
         }
         next(n, d, a, AT(s->v, row, SIDE), x, s->p, s->x + (state_row(s, t + 1) + lo) * SLOTS * d, AT(s->q, row, KEPT));

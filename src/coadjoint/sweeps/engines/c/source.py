@@ -2,6 +2,7 @@
 
 vectors.h   vectors of numbers and the functions a formula may use, threads
 loops.h     the product with W and the three loops over time
+dense.h     the tangents of dense layers
 points.h    one elementwise loop over rows
 """
 
@@ -15,7 +16,16 @@ from typing import NamedTuple
 import torch
 
 from ....cells.cell import Cell
-from ....cells.formula import EXPENSIVE, ZERO, Node, add, loop_invariants, symbol, walk
+from ....cells.formula import (
+    EXPENSIVE,
+    ZERO,
+    Node,
+    add,
+    loop_invariants,
+    pull,
+    symbol,
+    walk,
+)
 from ....cells.program import write_code
 from ...pointwise import Pointwise
 from ..expressions import (
@@ -177,6 +187,15 @@ def _enters_read_slot(cell: Cell, back: AdjointStep) -> bool:
     return slot is not None and bool(cell.read) and back.into_x[slot] is not ZERO
 
 
+def next_nodes(cell: Cell) -> tuple[Node, ...]:
+    """The nodes of x_t where a loop reads it (as y) instead of computing it again.
+
+    A next state that is only a copy of an input has no formula: a symbol stands for it in y, and
+    the input itself is read.
+    """
+    return tuple(n if n.args else symbol(f"y.{i}") for i, n in enumerate(cell.next))
+
+
 def cell_source(cell: Cell, dtype: torch.dtype) -> str:
     """The cell's three loops over time in C: macros, templates, and six elementwise loops.
 
@@ -184,11 +203,8 @@ def cell_source(cell: Cell, dtype: torch.dtype) -> str:
     """
     back = adjoint_step(cell)
     along = tangent_step(cell)
-    # pull and push read x_t (as y) instead of computing it again. A next state that is only a copy
-    # of an input has no formula: a symbol stands for it in y, and the input itself is read.
-    next_nodes = [n if n.args else symbol(f"y.{i}") for i, n in enumerate(cell.next)]
     parameters = (*cell.p, *costly_parameter_terms(cell))
-    y = Array("y", tuple(next_nodes))
+    y = Array("y", next_nodes(cell))
     q = Array("q", cell.saved_nodes)
     inputs = [Array("a", cell.a), Array("v", cell.v), Array("x", cell.x)]
     inputs.append(Array("p", parameters, uniform=True))
@@ -217,6 +233,26 @@ def cell_source(cell: Cell, dtype: torch.dtype) -> str:
     ]
     templates = read_template("vectors.h") + read_template("loops.h")
     return _defines(cell, back, dtype) + templates + "".join(loops)
+
+
+@functools.cache
+def dense_bend(cell: Cell) -> Node:
+    """psi''(a) nu lam of x_t = psi(a_t): the gradient by a of <lam_t, psi'(a_t) nu_t>."""
+    (bend,) = pull(tangent_step(cell).out, adjoint_step(cell).lam, cell.a)
+    return bend
+
+
+def dense_source(cell: Cell, dtype: torch.dtype) -> str:
+    """The loops of dense layers in C, as those of a cell x_t = psi(a_t), and their tangents."""
+    along = tangent_step(cell)
+    saved = [Array("y", next_nodes(cell)), Array("q", cell.saved_nodes), Array("a", cell.a)]
+    inputs = [*saved, Array("x", cell.x), Array("mu", along.mu), Array("nu", along.nu)]
+    inputs.append(Array("lam", adjoint_step(cell).lam))
+    bend = dense_bend(cell)
+    skip = frozenset({("bend", 0)} if bend is ZERO else ())
+    outputs = [Array("out", along.out), Array("bend", (bend,), optional=True)]
+    loop = elementwise_loop("push_and_bend", inputs, outputs, skip)
+    return cell_source(cell, dtype) + read_template("dense.h") + loop
 
 
 class PointwiseSource(NamedTuple):

@@ -1,0 +1,113 @@
+"""`coadjoint resume` and `replay`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Optional
+
+import typer
+
+from ..errors import ConfigError, escape_controls
+from . import build
+from . import flags as setting_flags
+from .compare import run_comparison
+from .online import resume_stream
+from .past import stand_where_it_began
+from .program import QUIET, RUN, app, final_status, print_escaped
+from .train import run_training, settings_writer
+from .tune import resume_study
+
+
+@app.command()
+def resume(
+    run: Path = typer.Argument(..., metavar="RUN", help="the folder of a run or a comparison"),
+    steps: Optional[int] = typer.Option(
+        None, "--steps", help="new number of training steps in total"
+    ),
+    fallback: bool = typer.Option(
+        False, "--fallback", help="use the previous checkpoint if the last one is damaged"
+    ),
+    jobs: Optional[int] = typer.Option(
+        None, "--jobs", "-j", help="comparison, search: number of parallel processes"
+    ),
+    trials: Optional[int] = typer.Option(
+        None, "--trials", help="search: new number of trials in total"
+    ),
+    minutes: Optional[float] = typer.Option(
+        None, "--minutes", help="search: time for what is left"
+    ),
+    quiet: bool = QUIET,
+) -> None:
+    """Resume a run, a comparison or a search.
+
+    The result of a run matches an uninterrupted one bit for bit.
+    """
+    from ..training import storage
+    from ..training.report import pages
+    from ..training.run_folder import RunFolder
+
+    if os.path.lexists(run / "tune.json"):
+        if steps is not None or fallback:
+            raise ConfigError("--steps and --fallback apply to a run, not to a search.")
+        resume_study(run, trials, minutes, jobs, quiet)
+        return
+    if trials is not None or minutes is not None:
+        raise ConfigError("--trials and --minutes apply to a search by `coadjoint tune`.")
+    if os.path.lexists(run / "compare.json"):
+        if steps is not None or fallback:
+            raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")
+        if not quiet:
+            print_escaped(f"Resuming {run}, a comparison.")
+        run_comparison(run, jobs, quiet)
+        return
+    if jobs is not None:
+        raise ConfigError("--jobs applies to a comparison, not to a run.")
+    if os.path.lexists(run / "online.json"):
+        resume_stream(run, steps, fallback, quiet)
+        return
+    config = setting_flags.read_run_config(run)
+    run = stand_where_it_began(run, config, quiet)
+    if steps is not None:  # resolved again, which checks the new number
+        values = setting_flags.to_plain_dict(config)
+        values["training"]["steps"] = steps
+        config = setting_flags.resolve(None, values)
+    job = build.build(config, storage.read_outline(run), has_begun=True)
+    ended = final_status(run, job.arguments["steps"])
+    if ended is not None:
+        if not (run / "report.html").exists():
+            pages.write(run)
+        longer = ""
+        if ended == "finished":
+            longer = f" To train longer: coadjoint resume {run} --steps N"
+        if not quiet:
+            print_escaped(f"{run} has already ended ({ended}).{longer}")
+        return
+    # config.yaml changes only if there are other steps to train.
+    folder = RunFolder(run) if steps is None else RunFolder(run, settings_writer(job))
+    run_training(job, folder, quiet, resume=True, fallback=fallback)
+
+
+@app.command()
+def replay(run: Path = RUN) -> None:
+    """Repeat the step that produced a non-finite number, and report where it first occurred."""
+    from ..errors import NumericalError, StorageError
+    from ..training import loop, storage
+
+    replays = storage.list_checkpoints(run, "replay")  # oldest first
+    if not replays:
+        raise StorageError(f"{run} has nothing to replay: no step was rejected.")
+    config = setting_flags.read_run_config(run)
+    job = build.build(config, storage.read_outline(run, "replay"), has_begun=True)
+    saved = storage.load(replays[-1])
+    arguments = {**job.arguments, "nonfinite": "stop"}  # raise the error, whatever the run did
+    try:
+        loss = loop.recompute_step(job.network, job.task, saved, arguments).loss
+    except NumericalError as error:
+        print_escaped(f"step {saved.step + 1}: {error}")
+        raise typer.Exit(NumericalError.exit_code) from None
+    reason = escape_controls(saved.state["reason"])
+    print(
+        f"step {saved.step + 1}: loss {loss:.6g}, which is finite on this machine. The run "
+        f"rejected it: {reason}"
+    )

@@ -1,0 +1,364 @@
+"""Model: a trained network with the description of its data; load: the model of a run folder.
+
+model = co.load("runs/waves")
+model.predict("new.csv")
+model.predict(arrays)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import DataError, InputError
+from ..networks.interface import Net
+from ..tasks.ahead import ahead_of
+from ..tasks.data import Data
+from ..tasks.description import Description, JsonDict, PathLike
+from ..tasks.memory import Source, source_of
+from ..tasks.new_data import read_new
+from ..tasks.prediction import Prediction
+from ..training.predict import compute_outputs, load_best, with_note_on_windows
+from .answers import Answers, arrange, decide, labels_of, probabilities
+from .continuing import check_network
+from .evaluating import LEVEL, RESAMPLES, Assessment, assess
+from .explaining import explain
+from .explanation import Explanation
+from .export import Exported, export_network
+from .forecast import Forecast
+from .forecasting import forecast_series
+from .held_out_rows import held_out_rows
+from .rolling import Rolling, roll
+from .stepping import Row, StepAnswer, StepState, step
+
+USUAL_STEPS = 12  # of a forecast
+
+
+class Model:
+    """A trained network, with what it must know about its data: scales, labels, columns.
+
+    network      in evaluation mode
+    description  tasks.description.Description: kind, at, features, labels, scales, ...
+    settings     those of training, as its config.yaml has them; {} if they are not known
+    folder       the run folder that it was loaded from; None if there is none
+
+    Data are a path, arrays or a frame, as in `tasks.Data.of`: [n, T, C], [n, T], a list of [T_i,
+    C], samples [n, ...]; a frame of pandas, polars or pyarrow, or a dictionary of columns. Columns
+    of tables are matched by name, those of arrays by position. Values are in their own units: they
+    are scaled here as in training. Options `reading` say what differs in the data, as in
+    `Data.for_prediction`: missing="drop", id="name", ..., and lengths, ids and times of arrays.
+
+    Example:
+        >>> import numpy as np, coadjoint as co
+        >>> inputs = np.random.default_rng(0).normal(size=(20, 12, 2))
+        >>> task = co.tasks.Data.of(inputs, inputs.sum(1), kind="regress", at="last")
+        >>> net = co.Network("gru", inputs=2, hidden=4, outputs=2)
+        >>> model = co.Model(net, task)
+        >>> model.predict(inputs).shape
+        (20, 2)
+    """
+
+    def __init__(
+        self, network: Net, description: Description | Data | JsonDict, settings: Any = None
+    ) -> None:
+        """Make a model of a network and the task it was trained on, or its description."""
+        if isinstance(description, Data):
+            description = description.description
+        if not isinstance(description, Description):
+            description = Description.of(description)
+        expected = {
+            "inputs": description.inputs,
+            "outputs": description.outputs,
+            "readout": description.at,
+        }
+        for name, value in expected.items():
+            if getattr(network, name) != value:
+                raise InputError(
+                    f"the network has {name} {getattr(network, name)!r} and its data need "
+                    f"{value!r}."
+                )
+        self.network = network.eval()
+        self.description = description
+        self.settings: JsonDict = dict(settings or {})
+        self.folder: Path | None = None
+
+    def __repr__(self) -> str:
+        d = self.description
+        what = "of sequences" if d.sample_shape is None else "of samples"
+        return f"Model({d.kind} at {d.at} {what}, {len(d.features)} features, {self.network!r})"
+
+    @property
+    def labels(self) -> list[Any]:
+        """The classes in the order of the outputs: whole numbers if all are, else words."""
+        return labels_of(self.description)
+
+    @property
+    def features(self) -> list[str]:
+        """The columns that the network reads, in the order of arrays."""
+        return list(self.description.features)
+
+    def prepare(
+        self,
+        data: Any,
+        *,
+        whole: bool = False,
+        lengths: Any = None,
+        ids: Any = None,
+        times: Any = None,
+        **reading: Any,
+    ) -> Prediction:
+        """Read and scale data for the network.
+
+        Args:
+            data: A path, arrays or a frame.
+            whole: Read each sequence as a whole where training had windows with one target each.
+            lengths: [n], the steps of each sequence, if arrays are padded or one after the other.
+            ids: [n], names of the sequences in arrays.
+            times: Times of the steps in arrays: [T], [n, T] or a list of [T_i].
+            **reading: Options that differ: id, time, sep, decimal, thousands, header, dates,
+                missing, irregular, max_bytes.
+        """
+        beside = {"lengths": lengths, "ids": ids, "times": times}
+        source = source_of(data, "data", **beside)
+        return self._prepare(source, whole=whole, **reading)
+
+    def _prepare(self, source: Source, **reading: Any) -> Prediction:
+        """Return what `prepare` does, of a source."""
+        return with_note_on_windows(self.network, read_new(self.description, source, **reading))
+
+    def outputs(self, prediction: Prediction) -> Iterator[Tensor]:
+        """Yield the pre-outputs a of one batch after another.
+
+        They are [B, outputs], or at every step [T, B, outputs] with padding. The state is carried
+        through each sequence; long ones run in parts.
+        """
+        return compute_outputs(self.network, prediction)
+
+    def predict(self, data: Any, **options: Any) -> Answers:
+        """Return labels, or numbers in their units.
+
+        Of arrays: one for each sequence or sample, [n], or [n, k] for k numbers; at every step (and
+        for each window, if training had windows with one target each) an array for each sequence,
+        [n, T, ...] as one array if `data` is one. Of a frame or a file: one for each row that the
+        table of predictions has, in its order, which with a target at every step are all rows. A
+        label is None, and a number NaN, where a value is missing that missing="drop" leaves out.
+
+        Args:
+            data: A path, arrays or a frame.
+            **options: Those of `prepare`.
+        """
+        return self._answer(data, options, self._decide)
+
+    def predict_proba(self, data: Any, **options: Any) -> Answers:
+        """Return the probability of each class, in the order of `labels`; else as `predict`."""
+        if self.description.kind != "classify":
+            raise InputError(
+                f"a model of kind '{self.description.kind}' has no probabilities; use predict."
+            )
+        return self._answer(data, options, probabilities)
+
+    def table(self, data: Any, **options: Any) -> dict[str, Any]:
+        """Return the predictions as a dictionary of columns, those of `coadjoint predict`.
+
+        They are row, step, id and time, as far as the data have them, prediction and the
+        probabilities: `pandas.DataFrame(model.table(frame))`. Arguments are those of `predict`.
+        """
+        prediction = self.prepare(data, **options)
+        return {column.name: column.values for column in prediction.table(self.outputs(prediction))}
+
+    def export(self, path: PathLike, to: str = "onnx") -> Exported:
+        """Write the network for other programs, with its scaling and its labels.
+
+        Returns what was written, and how far its outputs are from those of the network.
+
+        Args:
+            path: The file to write; with to="torch" two files, path.py and path.safetensors.
+            to: "onnx", or "torch" for Python code that needs torch alone.
+        """
+        return export_network(self.network, self.description, path, to)
+
+    def forecast(
+        self,
+        data: Any,
+        steps: int | None = None,
+        level: float = 0.9,
+        *,
+        seed: int = 0,
+        **options: Any,
+    ) -> Forecast:
+        """Continue each series by `steps` steps, with intervals that are to hold a share `level`.
+
+        Needs a model of kind "next". Each step is fed back to predict the next; see
+        `models.forecasting`.
+
+        Args:
+            data: A path, arrays or a frame.
+            steps: How many steps; by default the --horizon of training, or 12.
+            level: The share of values that the intervals are to hold, in (0, 1).
+            seed: Of the paths whose quantiles are the intervals.
+            **options: Those of `prepare`.
+        """
+        check_network(self.network, self.description)
+        prediction = self.prepare(data, **options)
+        held_out = held_out_rows(self.folder, prediction.cut.sheet, ahead_of(self.description))
+        steps = self._steps(steps)
+        return forecast_series(self.network, prediction, steps, level, seed, held_out)
+
+    def roll(
+        self,
+        data: Any,
+        steps: int | None,
+        origins: int,
+        level: float = 0.9,
+        *,
+        season: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Rolling:
+        """Forecast from the last `origins` possible rows of each series, and measure the errors.
+
+        Beside the network stand forecasts without one: naive, seasonal naive, drift and AR.
+
+        Args:
+            data: A path, arrays or a frame.
+            steps: The steps of each forecast; None is as in `forecast`.
+            origins: How many rows of each series are forecast from.
+            level: The share of values that the intervals are to hold.
+            season: The rows of a season; None guesses it.
+            seed: Of the intervals.
+            **options: Those of `prepare`.
+        """
+        check_network(self.network, self.description)
+        prediction = self.prepare(data, **options)
+        held_out = held_out_rows(self.folder, prediction.cut.sheet, ahead_of(self.description))
+        steps = self._steps(steps)
+        return roll(self.network, prediction, steps, origins, level, seed, season, held_out)
+
+    def _steps(self, steps: int | None) -> int:
+        """Return how many steps to forecast."""
+        return ahead_of(self.description).steps or USUAL_STEPS if steps is None else steps
+
+    def evaluate(
+        self,
+        data: Any,
+        targets: Any = None,
+        *,
+        resamples: int = RESAMPLES,
+        level: float = LEVEL,
+        seed: int = 0,
+        **options: Any,
+    ) -> Assessment:
+        """Return all metrics on labelled data, of each class or target too, with intervals.
+
+            model.evaluate(frame).metrics["accuracy"].low
+
+        Args:
+            data: A path, arrays or a frame.
+            targets: Those of arrays; of a path or a frame they are columns, which `target` names if
+                they are called otherwise than in training.
+            resamples: Of the bootstrap for the intervals; 0 leaves them out.
+            level: Of the intervals.
+            seed: Of the resamples.
+            **options: Those of `prepare`, and target.
+        """
+        options = dict(options)
+        beside = {name: options.pop(name, None) for name in ("lengths", "ids", "times")}
+        source = source_of(data, "data", targets=targets, **beside)
+        prediction = self._prepare(source, labelled=True, **options)
+        a = prediction.collect(self.outputs(prediction))
+        return assess(prediction, a, resamples=resamples, level=level, seed=seed)
+
+    def step(
+        self, row: Row, state: StepState | None = None, time: Any = None
+    ) -> tuple[StepAnswer, StepState | None]:
+        """Return (the answer to the rows so far, the state after this row).
+
+            answer, state = model.step(first)
+            answer, state = model.step(second, state)
+
+        The value of the answer is that of `predict` for the rows so far, read as one sequence. A
+        row that lacks a value is left out if training left such rows out: its value is None. With
+        windows of training the state is carried on, as in `predict` with whole=True. Networks that
+        read in both directions, or all rows at once, are refused.
+
+        Args:
+            row: The values of the features in their own units: a dictionary by name, a row of a
+                frame, or as many values as there are features, in their order.
+            state: That after the row before; None at the first row.
+            time: Of this row, if the network reads the time since the row before; by default the
+                time column of a dictionary.
+        """
+        return step(self.network, self.description, row, state, time)
+
+    def explain(self, data: Any, **options: Any) -> Explanation:
+        """Return which steps and columns the predictions come from.
+
+        Args:
+            data: A path, arrays or a frame.
+            **options: method, baseline, output, quantity, step, limit and tolerance as in
+                `models.explaining.explain`, and those of `prepare`.
+        """
+        return explain(self, data, **options)
+
+    def _answer(
+        self, data: Any, options: JsonDict, decide: Callable[[np.ndarray], np.ndarray]
+    ) -> Answers:
+        """Return what `decide` makes of pre-outputs [M, outputs], in the form of the data."""
+        options = dict(options)
+        beside = {name: options.pop(name, None) for name in ("lengths", "ids", "times")}
+        source = source_of(data, "data", **beside)
+        prediction = self._prepare(source, **options)
+        a = prediction.spread(prediction.collect(self.outputs(prediction)))
+        return arrange(decide(a), prediction, source)
+
+    def _decide(self, a: np.ndarray) -> np.ndarray:
+        """Return labels or numbers of pre-outputs [M, outputs]."""
+        return decide(a, self.description)
+
+
+def load(
+    run: PathLike, network: Net | None = None, warn: Callable[[str], None] = warnings.warn
+) -> Model:
+    """Return the model of a run folder, or of a model.safetensors, with scales and labels.
+
+    A run that has not finished is loaded with its best weights so far, and `warn` is told so. A run
+    of a built-in task is refused: it has no data to describe. The file may come from a stranger:
+    nothing in it is executed.
+
+    Example: a run from Python, whose network must be built again.
+        >>> import tempfile, numpy as np, coadjoint as co
+        >>> inputs = np.random.default_rng(0).normal(size=(20, 12, 2))
+        >>> task = co.tasks.Data.of(inputs, inputs[:, 0, 0] > 0, kind="classify")
+        >>> net = co.Network("gru", inputs=2, hidden=4, outputs=2, output="softmax")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = co.train(net, task, steps=2, folder=f"{folder}/run")
+        ...     model = co.load(f"{folder}/run", network=net)
+        >>> model.predict(inputs[:3]).shape, model.labels
+        ((3,), ['False', 'True'])
+
+    Args:
+        run: The folder of `coadjoint train`, or its model.safetensors.
+        network: One to load the weights into, for a run of `co.train`, whose files describe its
+            data but not its network.
+        warn: Called with a message about a run that has not finished, or an old file.
+    """
+    net, description = load_best(run, warn, network)
+    if description.get("data") is not None:
+        return Model(net, description["data"], description.get("settings"))
+    if description.get("task") is None:
+        raise DataError(
+            f"{run} was trained from Python and does not describe its data. Make the model from "
+            "the task: co.Model(net, task)."
+        )
+    model = Model(net, description["data"], description.get("settings"))
+    model.folder = Path(run) if Path(run).is_dir() else None
+    return model
+    raise DataError(
+        f"{run} was trained on task '{description['task']}', not on your own data, so it has no "
+        "columns to read. coadjoint.training.predict.load_model returns its network."
+    )

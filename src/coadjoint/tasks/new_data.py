@@ -1,0 +1,137 @@
+"""New sequences or samples for a trained network, read by the description of its data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataError, InputError
+from .asked import find_asked_rows
+from .cutting import cut_for_prediction, target_of
+from .description import PREDICTION_OPTIONS, ColumnNames, Description, JsonDict
+from .files.kept import read_columns
+from .files.samples import samples_of_rows
+from .files.sheet import Options, Sheet, quote_names
+from .future_rows import split_future, with_future
+from .memory import InMemory, Source, read_source
+from .option_checks import check_choice, refuse_options_of_time
+from .prediction import Prediction
+from .preparation import column_names, encode_labels, fill_for_prediction, match_features
+from .scaling import inputs_of
+
+
+def read_new(
+    description: JsonDict | Description,
+    source: Source,
+    *,
+    keep: ColumnNames | bool = None,
+    whole: bool = False,
+    labelled: bool = False,
+    target: ColumnNames = None,
+    **reading: Any,
+) -> Prediction:
+    """Read new sequences or samples; arguments as in `Data.for_prediction`.
+
+    labelled: whether the targets are read too; data without them are refused. target: their
+    columns, if they are called otherwise than in training.
+    """
+    d = description
+    if not isinstance(d, Description):
+        d = Description.of(d)
+    known = PREDICTION_OPTIONS
+    unknown = set(reading) - known
+    if unknown:
+        raise InputError(
+            f"unknown reading options {quote_names(sorted(unknown))}; "
+            f"known: {', '.join(sorted(known))}."
+        )
+    how = {"id": d.columns["id"], "time": d.columns["time"], **d.reading, **reading}
+    irregular = how.pop("irregular", "refuse")
+    missing = how.get("missing", "refuse")
+    check_choice("irregular", irregular, ("refuse", "allow"))
+    if d.sample_shape is not None:
+        refuse_options_of_time(time=how["time"], missing=missing, irregular=irregular)
+    has_targets = labelled and d.kind in ("classify", "regress")
+    options = Options(
+        target=column_names(target) or tuple(d.targets),
+        features=tuple(d.features),
+        # Without targets to read, those that the file has are not taken for features.
+        kind=d.kind if has_targets else "next",
+        at=d.at if has_targets else None,
+        rows="steps" if d.sample_shape is None else "samples",
+        use="predict",
+        categorical=tuple(d.categories),
+        **how,
+    )
+    has_known = bool(d.ahead.get("known"))
+    # Rows of the future lack what is predicted: they are told apart before gaps are refused.
+    reads = replace(options, missing="mask") if has_known else options
+    sheet = match_features(match_arrays(read_source(source, reads), source, d), d)
+    future: list[np.ndarray] = []
+    if has_known:
+        sheet, future = split_future(sheet, d, options)
+    if has_targets and d.kind == "classify":
+        sheet = encode_labels(sheet, d.labels)
+    filled, kept = fill_for_prediction(sheet, missing, irregular)
+    cut = cut_for_prediction(filled, d.at, None if whole else d.window)
+    asked = find_asked_rows(sheet, kept, cut, d.at)
+    path = Path(source.path if isinstance(source, InMemory) else source)
+    u = inputs_of(cut.sheet, d, "")
+    if has_known:
+        u = with_future(u, cut.sheet, d, future)
+    prediction = Prediction(d, path, cut, u, asked, future=future)
+    if keep is None or keep is False:
+        return prediction
+    if isinstance(source, InMemory):
+        raise InputError("keep copies columns of a file; data in memory are at hand already.")
+    names = None if keep is True else column_names(keep)
+    return prediction.with_columns(read_columns(source, options, names))
+
+
+def match_arrays(sheet: Sheet, source: Source, description: Description) -> Sheet:
+    """Return the sheet of arrays in memory as if its columns had the names of training.
+
+    They are taken by position. Files are not: a file without names may have any order.
+    """
+    is_array = isinstance(source, InMemory) and not source.is_frame
+    if not is_array or not description.named:
+        return sheet
+    if description.categories:
+        raise DataError(
+            f"{sheet.path} is an array of numbers, and the network reads words in "
+            f"{quote_names(list(description.categories))}. Give a frame with these columns."
+        )
+    note = f"columns are taken in the order of training: {quote_names(description.features)}"
+    return replace(sheet, has_names=True, notes=(*sheet.notes, note))
+
+
+def targets_of(prediction: Prediction) -> np.ndarray:
+    """Return the targets of data that were read with them, a row for each row of `collect`.
+
+    They are class numbers [K, 1], or numbers [K, k] in the units of the data; NaN where missing.
+    With kind "next" the target of a row is the row after it, which the last row lacks; with kind
+    "reconstruct" it is the sample itself.
+    """
+    d = prediction.description
+    cut = prediction.cut
+    sheet = cut.sheet
+    if d.kind == "reconstruct":
+        assert d.sample_shape is not None
+        return samples_of_rows(sheet.u, d.sample_shape).reshape(len(cut.pieces), -1)
+    if d.kind == "next":
+        columns = [sheet.features.index(name) for name in d.numeric]
+        after = np.full((len(sheet.u), len(columns)), np.nan)
+        after[:-1] = sheet.u[1:, columns]
+        after[sheet.starts + sheet.lengths - 1] = np.nan
+        return np.concatenate([after[start:stop] for _, start, stop in cut.pieces])
+    if sheet.y is None:
+        raise DataError(f"{sheet.path} has no targets to compare the predictions with.")
+    if d.at == "every" and sheet.y_per == "sequence":
+        raise DataError(
+            f"{sheet.path} has one target for each sequence; the network answers at every step."
+        )
+    parts = [target_of(cut, i, d.at) for i in range(len(cut.pieces))]
+    return np.concatenate([np.atleast_2d(part) for part in parts])
