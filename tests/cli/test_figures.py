@@ -131,7 +131,7 @@ def test_an_autoencoder_is_compared_with_a_linear_model_only_if_there_is_noise(t
 
 def test_equal_linear_models_are_decided_by_the_loss(tmp_path):
     """All are right about the two entries that validate; the strongest penalty is not the best."""
-    task = Data.read(waves(tmp_path / "waves.csv", T=2))
+    task = Data.read(waves(tmp_path / "waves.csv", n=20))
     chooser = Chooser(task)
     X = np.array([[1.0], [-1.0]])
     y = np.array([0, 1])
