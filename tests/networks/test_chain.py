@@ -260,7 +260,7 @@ def test_inputs_that_are_not_finite_are_refused_with_their_sample(shape, value):
     x[2:, ..., 1] = value
     chain = co.Chain(nn.Linear(3, 2, dtype=F64))
     for run in (chain, lambda x: co.BP()(chain, co.Batch(x, axis=0), lambda y_hat: y_hat.sum())):
-        with pytest.raises(co.InputError, match="^the input x holds NaN or inf, first in sample 2;"):
+        with pytest.raises(co.InputError, match=r"holds NaN or inf, first in sample 2; clean"):
             run(x)
 
 
