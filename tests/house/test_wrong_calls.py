@@ -743,6 +743,7 @@ CALLS = {
         {"what": ("top", ("no such", 3, [], Odd()))},
     ),
     "losses.huber": (co.losses.huber, {"delta": (1.0, (*REAL, -1.0, 0))}),
+    "losses.pinball": (co.losses.pinball, {"quantiles": ([0.5], ([], [0], [1.5], ["a"]))}),
     "optimisers.optimiser": (
         co.optimisers.optimiser,
         {
