@@ -3,7 +3,7 @@
     python benchmarks/own_data.py prepare SETS --music FOLDER    sets of other packages, as arrays
     python benchmarks/own_data.py choose SETS choose.jsonl       a search over candidate defaults
     python benchmarks/own_data.py report SETS OUT                our defaults and a loop of torch
-    python benchmarks/own_data.py linear SETS OUT                ridge, logistic, MiniRocket
+    python benchmarks/own_data.py linear SETS OUT                linear models and MiniRocket
     python benchmarks/own_data.py ranking choose.jsonl           the candidates, best first
     python benchmarks/own_data.py table SETS OUT                 the table, in Markdown
 
@@ -138,7 +138,7 @@ def candidates(group: str) -> list[Row]:
 
 def settings_of(candidate: Row, meta: Row, steps: int) -> Settings:
     """The sections of a config: cosine with warm-up, clipped to norm 1, for so many steps."""
-    network = {}
+    network: Row = {}
     for key in ("cell", "hidden", "bidirectional", "readout", "layers", "dropout", "init", "skip"):
         if key in candidate:
             network[key] = candidate[key]
@@ -169,7 +169,7 @@ def settings_of(candidate: Row, meta: Row, steps: int) -> Settings:
 
 def window_of(wanted: int | None, meta: Row) -> int | None:
     """The window of a set that is one long series: as wanted, and at most a quarter of it."""
-    size = meta["sizes"].get("train_u", [2])
+    size: list[int] = meta["sizes"].get("train_u", [2])
     if meta["at"] != "every" or size[0] > 1:
         return None
     return min(wanted or 100, size[1] // 4)
@@ -422,9 +422,9 @@ def main() -> None:
 
         own_sets.prepare(given.paths[0], given.music)
     elif given.stage == "choose":
-        choose(*given.paths, only, given.jobs, given.budget_minutes)
+        choose(given.paths[0], given.paths[1], only, given.jobs, given.budget_minutes)
     elif given.stage == "report":
-        report(*given.paths, only, given)
+        report(given.paths[0], given.paths[1], only, given)
     elif given.stage == "ranking":
         print_ranking(given.paths[0])
     else:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from coadjoint.cli import build, flags
+from coadjoint.cli.schema import Config
 from coadjoint.objectives.batch import Batch
 from coadjoint.tasks.data import Data
 from coadjoint.tasks.task import Samples, Sequences
@@ -74,19 +75,13 @@ def draw_validation(y: np.ndarray, seed: int) -> np.ndarray:
     return is_valid
 
 
-def write_training_file(part: Part, path: Path) -> None:
-    """The training part as an .npz that `Data.read` takes."""
-    np.savez(path, **part)
-
-
-def read_task(
-    prepared: Prepared, path: Path, given: Settings
-) -> tuple[build.Config, Data, Settings]:
+def read_task(prepared: Prepared, path: Path, given: Settings) -> tuple[Config, Data, Settings]:
     """The config, the task of the training part, and what was given; other parts are scaled alike.
 
     Series are validated and tested as a whole: their state is carried from the first step on.
     """
-    write_training_file(prepared.parts["train"], path)
+    arrays: dict[str, Any] = dict(prepared.parts["train"])
+    np.savez(path, **arrays)
     data = {"train": str(path), "kind": prepared.kind, "split": [1.0, 0.0, 0.0]}
     if prepared.at == "every" and prepared.kind != "next":
         data["at"] = "every"

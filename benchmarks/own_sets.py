@@ -11,10 +11,12 @@ order of time or the makers of the set say which sequences these are.
 from __future__ import annotations
 
 import csv
+import functools
 import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -163,21 +165,21 @@ def co2() -> np.ndarray:
     """Weekly CO2 of statsmodels; gaps are interpolated."""
     import statsmodels.api as sm
 
-    return sm.datasets.co2.load_pandas().data["co2"].interpolate().to_numpy()
+    return np.asarray(sm.datasets.co2.load_pandas().data["co2"].interpolate())
 
 
 def elnino() -> np.ndarray:
     """Monthly sea temperatures of statsmodels, from a row for each year."""
     import statsmodels.api as sm
 
-    return sm.datasets.elnino.load_pandas().data.to_numpy()[:, 1:].reshape(-1)
+    return np.asarray(sm.datasets.elnino.load_pandas().data)[:, 1:].reshape(-1)
 
 
 def macrodata() -> np.ndarray:
     """Twelve quarterly figures of the United States, statsmodels."""
     import statsmodels.api as sm
 
-    return sm.datasets.macrodata.load_pandas().data.to_numpy()[:, 2:]
+    return np.asarray(sm.datasets.macrodata.load_pandas().data)[:, 2:]
 
 
 def pmdarima_series(name: str) -> np.ndarray:
@@ -215,7 +217,7 @@ def music_pieces(folder: Path, name: str) -> dict[str, list[np.ndarray]]:
     rolls = loadmat(folder / f"{name}.mat")
     pieces = {}
     for part in ("train", "valid", "test"):
-        pieces[part] = [np.float32(piece) for piece in rolls[f"{part}data"].reshape(-1)]
+        pieces[part] = [piece.astype(np.float32) for piece in rolls[f"{part}data"].reshape(-1)]
     return pieces
 
 
@@ -316,11 +318,11 @@ def prepare(folder: Path, music: Path | None) -> None:
             readers.append((name, role, kind, at, reader))
     if music is not None:
         for name, (kind, at, music_reader) in MUSIC.items():
-            readers.append((name, "report", kind, at, lambda read=music_reader: read(music)))
+            readers.append((name, "report", kind, at, functools.partial(music_reader, music)))
     described = {}
     for name, role, kind, at, read in readers:
         arrays = read()
-        stored = {}
+        stored: dict[str, Any] = {}
         for key, array in arrays.items():
             is_real = array.dtype == np.float64
             stored[key] = array.astype(np.float32) if is_real else array

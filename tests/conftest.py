@@ -56,12 +56,36 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests marked `thorough` run with --thorough alone."""
+    """Tests marked `thorough`, and most cases of those marked `sampled`, run with --thorough
+    alone.
+    """
     if config.getoption("--thorough"):
         return
-    left_out = [item for item in items if item.get_closest_marker("thorough")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    left_out = {item for item in items if item.get_closest_marker("thorough")}
+    left_out |= cases_not_sampled(items)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def cases_not_sampled(items):
+    """The cases of tests marked `sampled(n)` but for one in n.
+
+    They are taken along diagonals of the table, since every n-th line of it could hold the same
+    column each time. A case with a value of an argument that no case before it had stays as well,
+    so that every value is met.
+    """
+    left_out, met = set(), set()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        values = {(test, *value) for value in item.callspec.indices.items()}
+        if sum(item.callspec.indices.values()) % mark.args[0] and values <= met:
+            left_out.add(item)
+        else:
+            met |= values
+    return left_out
 
 
 @pytest.fixture(scope="session")

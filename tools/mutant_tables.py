@@ -68,6 +68,10 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cells/": (KERNEL, SLOW),
     "cells/steps.py": (("cells/test_steps.py",), ("networks/test_initialisers.py",)),
     "cells/structures.py": (("cells/test_structures.py",), ("cells/test_cells.py",)),
+    "models/export/": (
+        ("models/test_export_torch.py",),
+        ("models/test_export_onnx.py",),
+    ),
     "sweeps/": (KERNEL, SLOW),
     "sweeps/chunks.py": (("gradients/test_segments.py",), KERNEL),
     "sweeps/engines/parallel_scan.py": (("sweeps/test_scan.py",), ("cells/test_cells.py",)),

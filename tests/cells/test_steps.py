@@ -206,6 +206,7 @@ PENALTIES = [name for name in oracles.PENALTIES if name != "none"]
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS, ids=["ragged", "last", "one step"])
 @pytest.mark.parametrize("name", TABLE)
+@pytest.mark.sampled(3)
 def test_states_costates_and_penalised_gradients_equal_the_loops(name, setting):
     case = Compared(name, setting)
     T, lam = setting["T"], case.costates()

@@ -54,7 +54,7 @@ def test_numbers_of_samples(tmp_path):
     page = train(tmp_path / "run", *flags, "--chain", "4")
     for words in ("Prediction against true value", "Residual over prediction", "Largest errors"):
         assert words in page, words
-    assert "Layers: 0 input; 1 dense 4 tanh; 2 dense 1." in page
+    assert "Layers: 0 input; 1 dense 4 relu; 2 dropout; 3 dense 1." in page
     assert "house " in page
     kept = json.loads((tmp_path / "run/held_out.json").read_text())["splits"]["test"]["kept"]
     truth = {name: load for name, _, _, load in rows[1:]}

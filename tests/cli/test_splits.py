@@ -104,7 +104,17 @@ def test_without_a_validation_set_the_last_step_and_the_test_set_are_named(coadj
 @pytest.mark.parametrize("split", [None, (0.7, 0.3, 0.0)])
 def test_a_run_of_0_8_is_resumed_without_a_validation_set(coadjoint, monkeypatch, split):
     """It used the whole training file beside a test file, whatever --split said."""
-    command = ["train", "--train", "train.csv", "--test", "test.csv", "--quiet", *QUICK[:-1]]
+    command = [
+        "train",
+        "--train",
+        "train.csv",
+        "--test",
+        "test.csv",
+        "--quiet",
+        "--schedule",
+        "constant",
+        *QUICK[:-1],
+    ]
     with monkeypatch.context() as as_it_was:
         as_it_was.setattr(shares, "choose_shares", lambda *given: shares.WHOLE)
         as_it_was.setattr(build, "resolved_split", lambda task: split)
@@ -119,7 +129,17 @@ def test_a_run_of_0_8_is_resumed_without_a_validation_set(coadjoint, monkeypatch
 
 
 def test_a_run_with_a_share_is_resumed_with_it(coadjoint):
-    command = ("train", "--train", "train.csv", "--test", "test.csv", "--quiet", *QUICK[:-1])
+    command = (
+        "train",
+        "--train",
+        "train.csv",
+        "--test",
+        "test.csv",
+        "--quiet",
+        "--schedule",
+        "constant",
+        *QUICK[:-1],
+    )
     assert coadjoint(*command, "2", "--out", "run")[0] == 0
     assert coadjoint(*command, "4", "--out", "whole")[0] == 0
     steps = config_of("whole")["training"]["steps"]
@@ -206,6 +226,7 @@ def test_a_comparison_of_0_8_keeps_its_order_and_its_words():
 
 def test_runs_on_own_data_are_ranked_by_validation(coadjoint):
     command = ("train", "--train", "train.csv", "--test", "test.csv", *QUICK, "--quiet")
+    command = (*command, "--readout", "last", "--schedule", "constant")
     for name, lr in (("still", "1e-9"), ("good", "1e-1")):
         assert coadjoint(*command, "--lr", lr, "--out", name)[0] == 0
     code, out, _ = coadjoint("compare", "still", "good", "--out", "both")

@@ -67,9 +67,15 @@ def sobolev(text):
 
 
 USES = (wgan_gp, natural_gradient, maml, sobolev)
+LONG = (wgan_gp, maml)  # `make test` runs them for a few steps alone
 
 
-@pytest.mark.parametrize("check", USES, ids=lambda f: f.__name__)
+def sampled(names, left):
+    """Cases of a table; those that are `left` to a thorough run are marked."""
+    return [pytest.param(n, marks=[pytest.mark.thorough] * (n in left)) for n in names]
+
+
+@pytest.mark.parametrize("check", sampled(USES, LONG), ids=lambda f: f.__name__)
 def test_a_use_shows_what_it_says(check, tmp_path):
     check(printed(check.__name__, "cpu", folder=tmp_path))
 
@@ -110,7 +116,8 @@ def test_costates_of_a_transformer_are_kept_alive(tmp_path):
 LOOPS = {"loop_plain": "torch", "loop_lightning": "lightning", "loop_accelerate": "accelerate"}
 
 
-@pytest.mark.parametrize("name", LOOPS)
+# what the other loops do is known from one step: test_every_loop_takes_the_same_gradient
+@pytest.mark.parametrize("name", sampled(LOOPS, ("loop_lightning", "loop_accelerate")))
 def test_a_loop_shows_what_it_says(name, tmp_path):
     """Gradients reach the first step, where they do not in plain training."""
     pytest.importorskip(LOOPS[name])

@@ -454,6 +454,7 @@ def test_the_plain_loops_are_torchs(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", SECOND)
+@pytest.mark.sampled(3)
 def test_second_and_third_derivatives_equal_the_loops(name, engine, record_property):
     case = SECOND[name]
     ours, leaves = case.pair()[1], case.leaves()
@@ -752,6 +753,7 @@ def test_the_name_of_a_module_says_what_it_is():
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @each
+@pytest.mark.sampled(2)
 def test_forward_mode_gives_the_directional_derivative(case, engine):
     ours = case.pair()[1]
     ours.engine = engine

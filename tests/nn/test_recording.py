@@ -127,6 +127,7 @@ ON_COSTATES = [name for name in PENALTIES if name not in ("output-variance", "ta
         ("gru", "three", "sorted", "output"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_penalties_and_their_gradients_equal_the_truth(kind, option, lengths, loss, engine):
     """Value, and the gradient of loss + penalty by weights, inputs and initial states."""
     run = Recorded(module_of(kind, option, engine), lengths, loss)

@@ -84,6 +84,7 @@ def jacobian(net, batch, of, x0=None):
 
 @pytest.mark.parametrize(("cell", "readout", "options"), CASES)
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
+@pytest.mark.sampled(2)
 def test_products_are_those_of_the_matrices(cell, readout, options, engine):
     weighted = engine == "cpu"  # the states' part has a way of its own without weights
     net, batch = problem(cell, readout, {**options, "engine": engine}, weighted=weighted)

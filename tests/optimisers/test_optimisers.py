@@ -131,6 +131,7 @@ PROBLEMS = {"quadratic": Quadratic, "rosenbrock": Rosenbrock}
     TABLE,
     ids=lambda row: f"{row[0]}-{type(row[2]).__name__.lower()}{'-options' if row[1] else ''}",
 )
+@pytest.mark.sampled(2)
 def test_a_function_falls(row, problem):
     name, options, rule, on_quadratic, on_rosenbrock, left = row
     lr, steps = on_quadratic if problem == "quadratic" else on_rosenbrock

@@ -200,6 +200,7 @@ def test_every_cell_is_here():
 
 @TYPES
 @pytest.mark.parametrize("name", precise.CELLS)
+@pytest.mark.sampled(2)
 def test_cells_are_accurate_at_the_extremes(name, dtype):
     """Values and slopes on each engine, and all first and second derivatives."""
     with precise.precision(dtype):

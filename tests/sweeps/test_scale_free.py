@@ -142,6 +142,7 @@ def distance(ours, truth):
     [("cpu", d, g, 10_000) for d in (1, 3) for g in GAINS]
     + [("reference", 3, g, 400) for g in GAINS],
 )
+@pytest.mark.sampled(3)
 def test_linear_network_is_matrix_powers(engine, d, gain, T, dtype):
     net = linear(gain, d, dtype, engine)
     logs, value, by_W, by_v = closed_form(gain, d, dtype, T)

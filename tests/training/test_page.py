@@ -264,6 +264,7 @@ FIGURES = {
 
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.sampled(3)
 def test_every_figure_is_drawn_without_a_complaint(browser, pages, name, screen):
     browser.open(pages[name], **SCREENS[screen])
     assert browser.complaints() == []

@@ -9,7 +9,6 @@ schema               the sections of settings, whose fields are the flags and ke
 flags                settings from flags and files, and lines about invalid ones
 key_types            the types of settings, in words
 build, build_online  from settings to objects, by the `make` of each package
-own_defaults         defaults for your own data, where nobody gave a setting
 build_task           the task of settings: a built-in one, or the user's own data
 chains               which settings mean a network without time, its defaults and its task
 memory               notes on the memory of a gradient
@@ -22,8 +21,9 @@ resume               resume, replay
 predict              predict, report
 evaluate             evaluate
 explain              explain
+export               export
 lists                tasks, cells
-online, compare, tune, diagnose, demo    the commands of these names
+online, compare, tune, diagnose, demo, forecast    the commands of these names
 benchmark            bench
 compared_runs        a comparison: laid out, run and collected
 words                the settings of its rows as words
@@ -51,6 +51,8 @@ try:
         diagnose,
         evaluate,
         explain,
+        export,
+        forecast,
         lists,
         online,
         predict,
@@ -69,8 +71,8 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict evaluate explain report diagnose tasks "
-        "cells demo"
+        "train resume online replay compare tune predict evaluate explain forecast export report "
+        "diagnose tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -78,8 +80,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "evaluate", "explain", "report", "compare", "tune",
-    "online",
+    "demo", "train", "resume", "predict", "evaluate", "explain", "forecast", "export", "report",
+    "compare", "tune", "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, MissingError, NumericalError, refuse_options
 from ..training.network_section import Shape
-from . import chains, own_defaults
+from . import chains
 from .build_task import (
     check_size_settings,
     curriculum_of,
+    cut_as_given,
     hide_test_set,
     steps_per_epoch,
     task_of,
@@ -146,7 +147,12 @@ def resolve_own_defaults(
     given: the keys that were given, None for a run that has begun. Training sequences are cut into
     chunks.
     """
-    own_defaults.cut_as_given(config, task)
+    from ..tasks.data import Data
+    from ..training import own_defaults
+
+    if config.task.name is not None or not isinstance(task, Data):
+        return config, []
+    cut_as_given(config, task)
     if given is None:
         return config, []
     filled = own_defaults.fill(config, given, task)

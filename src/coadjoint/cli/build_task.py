@@ -12,6 +12,7 @@ from .schema import Config
 from .splits import explain_lack_of_validation, split_to_read
 
 if TYPE_CHECKING:
+    from ..tasks.data import Data
     from ..tasks.task import Task
     from ..training.curriculum import Easiest
 
@@ -62,7 +63,7 @@ def named_task(config: Config, has_begun: bool) -> Task:
         options.pop(key, None)
     data = given_values(config.data)
     if name is None:
-        options.pop("chunk", None)  # cuts what was read: see `own_defaults`
+        options.pop("chunk", None)  # cuts what was read: see `cut_as_given`
         return data_task(config, options, data, has_begun)
     if "train" in data:
         raise ConfigError(f"task '{name}' and data '{data['train']}' are both given: choose one.")
@@ -149,3 +150,16 @@ def curriculum_of(config: Config) -> Easiest | None:
             raise ConfigError("--easiest-by has no effect without --easiest.")
         return None
     return Easiest(*task.easiest, task.easiest_by or "loss")
+
+
+def cut_as_given(config: Config, task: Data) -> None:
+    """Cut the training sequences of your own data into chunks, if --chunk asks for it."""
+    chunk = config.task.chunk
+    if chunk is None:
+        return
+    if task.shape is not None or task.readout != "every":
+        raise ConfigError(
+            "--chunk cuts training sequences that have a target at every step: leave it out, or "
+            "cut with --window."
+        )
+    task.cut_training(chunk)

@@ -108,6 +108,19 @@ class DataSection(Section):
     window: PositiveInt | None = Field(
         None, description="cut sequences into windows of this many time steps"
     )
+    stride: PositiveInt | None = Field(
+        None, description="time steps from one training window to the next (default: --window)"
+    )
+    horizon: PositiveInt | None = Field(None, description="--kind next: time steps to forecast")
+    strategy: Literal["recursive", "direct"] | None = Field(
+        None, description="feed one step back, or learn --horizon steps at once (default)"
+    )
+    known: str | list[str] | None = Field(
+        None, description="--kind next: columns that are known one step in advance: a,b,c"
+    )
+    quantiles: UnitFloat | list[UnitFloat] | None = Field(
+        None, description="--kind next: learn quantiles at these levels: 0.1,0.5,0.9"
+    )
     standardise: bool | None = Field(
         None, description="scale inputs to mean 0 and variance 1 on the training set (default)"
     )

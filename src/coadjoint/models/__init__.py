@@ -13,11 +13,16 @@ Example: the forecast of a series from Python; `co.load("runs/waves")` is the mo
 This package imports `training` and the packages before it.
 
 model       Model: predictions from files, arrays and frames; load: the model of a run folder
+export/     networks as files that other programs run: ONNX, or Python that needs torch alone
 evaluating  metrics on labelled data, with confidence intervals
 evaluation_page  the same as a page
 bootstrap   metrics of weighted entries
 stepping    one row at a time
 answers     outputs of a network as labels and numbers, in the form of the data
+forecast, forecasting, continuing    the next steps of series, with intervals
+future_times, held_out_rows          times after the last row; rows that were not trained on
+rolling, reference_forecasts         forecasts from past rows, beside those without a network
+forecast_page                        the page of a forecast
 explaining  Explanation: which steps and columns predictions come from, by
             attribution (gradients and integrated gradients), as a table, in words
             (explanation) and on a page (explained_page)

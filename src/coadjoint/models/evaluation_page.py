@@ -108,17 +108,23 @@ def figure_table(found: Assessment, caption: str, what: str, names: tuple[str, .
     heads = [what]
     if found.support:
         heads.append("support")
-    for name in names:
-        heads += [metric_label(name), "interval"]
+    heads += map(metric_label, names)
     rows = []
     for key, figures in (found.by_class or found.by_target).items():
         cells = [key]
         if found.support:
             cells.append(short_number(found.support[key]))
-        for name in names:
-            cells += [short_number(figures[name].value), interval_text(figures[name])]
+        cells += [with_interval(figures[name]) for name in names]
         rows.append(cells)
     return make_table(caption, heads, rows, "", text=(0,))
+
+
+def with_interval(estimate: Estimate) -> str:
+    """Return a figure with its interval in brackets: "0.87 (0.81 to 0.94)"."""
+    text = short_number(estimate.value, 3)
+    if np.isnan(estimate.low) or np.isnan(estimate.value):
+        return text
+    return f"{text} ({short_number(estimate.low, 3)} to {short_number(estimate.high, 3)})"
 
 
 def answer_sections(found: Assessment) -> list[PageSection]:
@@ -127,8 +133,12 @@ def answer_sections(found: Assessment) -> list[PageSection]:
     if answers is None:
         return []
     lead = f"What the network says about {size_text(found)}."
-    sections = prediction_section(answers, found.unit)
-    return [replace(section, title="Predictions", lead=lead) for section in sections]
+    sections = []
+    for section in prediction_section(answers, found.unit):
+        # The figures of classes stand above, with their intervals.
+        tables = [table for table in section.tables if not table.caption.startswith("Classes")]
+        sections.append(replace(section, title="Predictions", lead=lead, tables=tables))
+    return sections
 
 
 def collect_answers(found: Assessment) -> Answers | None:

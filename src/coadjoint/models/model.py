@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ..errors import DataError, InputError
 from ..networks.interface import Net
+from ..tasks.ahead import ahead_of
 from ..tasks.data import Data
 from ..tasks.description import Description, JsonDict, PathLike
 from ..tasks.memory import Source, source_of
@@ -23,10 +25,18 @@ from ..tasks.new_data import read_new
 from ..tasks.prediction import Prediction
 from ..training.predict import compute_outputs, load_best, with_note_on_windows
 from .answers import Answers, arrange, decide, labels_of, probabilities
+from .continuing import check_network
 from .evaluating import LEVEL, RESAMPLES, Assessment, assess
 from .explaining import explain
 from .explanation import Explanation
+from .export import Exported, export_network
+from .forecast import Forecast
+from .forecasting import forecast_series
+from .held_out_rows import held_out_rows
+from .rolling import Rolling, roll
 from .stepping import Row, StepAnswer, StepState, step
+
+USUAL_STEPS = 12  # of a forecast
 
 
 class Model:
@@ -35,6 +45,7 @@ class Model:
     network      in evaluation mode
     description  tasks.description.Description: kind, at, features, labels, scales, ...
     settings     those of training, as its config.yaml has them; {} if they are not known
+    folder       the run folder that it was loaded from; None if there is none
 
     Data are a path, arrays or a frame, as in `tasks.Data.of`: [n, T, C], [n, T], a list of [T_i,
     C], samples [n, ...]; a frame of pandas, polars or pyarrow, or a dictionary of columns. Columns
@@ -74,6 +85,7 @@ class Model:
         self.network = network.eval()
         self.description = description
         self.settings: JsonDict = dict(settings or {})
+        self.folder: Path | None = None
 
     def __repr__(self) -> str:
         d = self.description
@@ -158,6 +170,78 @@ class Model:
         """
         prediction = self.prepare(data, **options)
         return {column.name: column.values for column in prediction.table(self.outputs(prediction))}
+
+    def export(self, path: PathLike, to: str = "onnx") -> Exported:
+        """Write the network for other programs, with its scaling and its labels.
+
+        Returns what was written, and how far its outputs are from those of the network.
+
+        Args:
+            path: The file to write; with to="torch" two files, path.py and path.safetensors.
+            to: "onnx", or "torch" for Python code that needs torch alone.
+        """
+        return export_network(self.network, self.description, path, to)
+
+    def forecast(
+        self,
+        data: Any,
+        steps: int | None = None,
+        level: float = 0.9,
+        *,
+        seed: int = 0,
+        **options: Any,
+    ) -> Forecast:
+        """Continue each series by `steps` steps, with intervals that are to hold a share `level`.
+
+        Needs a model of kind "next". Each step is fed back to predict the next; see
+        `models.forecasting`.
+
+        Args:
+            data: A path, arrays or a frame.
+            steps: How many steps; by default the --horizon of training, or 12.
+            level: The share of values that the intervals are to hold, in (0, 1).
+            seed: Of the paths whose quantiles are the intervals.
+            **options: Those of `prepare`.
+        """
+        check_network(self.network, self.description)
+        prediction = self.prepare(data, **options)
+        held_out = held_out_rows(self.folder, prediction.cut.sheet, ahead_of(self.description))
+        steps = self._steps(steps)
+        return forecast_series(self.network, prediction, steps, level, seed, held_out)
+
+    def roll(
+        self,
+        data: Any,
+        steps: int | None,
+        origins: int,
+        level: float = 0.9,
+        *,
+        season: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Rolling:
+        """Forecast from the last `origins` possible rows of each series, and measure the errors.
+
+        Beside the network stand forecasts without one: naive, seasonal naive, drift and AR.
+
+        Args:
+            data: A path, arrays or a frame.
+            steps: The steps of each forecast; None is as in `forecast`.
+            origins: How many rows of each series are forecast from.
+            level: The share of values that the intervals are to hold.
+            season: The rows of a season; None guesses it.
+            seed: Of the intervals.
+            **options: Those of `prepare`.
+        """
+        check_network(self.network, self.description)
+        prediction = self.prepare(data, **options)
+        held_out = held_out_rows(self.folder, prediction.cut.sheet, ahead_of(self.description))
+        steps = self._steps(steps)
+        return roll(self.network, prediction, steps, origins, level, seed, season, held_out)
+
+    def _steps(self, steps: int | None) -> int:
+        """Return how many steps to forecast."""
+        return ahead_of(self.description).steps or USUAL_STEPS if steps is None else steps
 
     def evaluate(
         self,
@@ -271,6 +355,9 @@ def load(
             f"{run} was trained from Python and does not describe its data. Make the model from "
             "the task: co.Model(net, task)."
         )
+    model = Model(net, description["data"], description.get("settings"))
+    model.folder = Path(run) if Path(run).is_dir() else None
+    return model
     raise DataError(
         f"{run} was trained on task '{description['task']}', not on your own data, so it has no "
         "columns to read. coadjoint.training.predict.load_model returns its network."

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..sweeps.affine import plus
-from ..sweeps.dense import dense_tangent
-from ..sweeps.differentiable import forward_gradient
+from ..sweeps.dense import dense_tangent, layer_gradients
 from ..sweeps.plan import Saved
 from ..sweeps.rows import scale
 from ..sweeps.run import FormulaRun
@@ -155,25 +154,20 @@ class SweptPart(ChainPart):
     def adjoint(self, slope: Tensor, by_leaves: Slopes) -> Tensor:
         """The adjoint sweep, and one product or two for the weights of all layers."""
         plan = self.run.plan
-        rows = plan.rows
+        saved = self.run.saved
         of_W, of_a, of_x, of_last = by_leaves or (None,) * 4
         by_last = plus(slope, of_last)
         by_a = plus(self.bend, of_a)
-        need = (True, False, True, True, False)  # of base, side, W, x0 and p
-        delta, _, by_W, by_x, _ = forward_gradient(
-            plan, self.run.saved, self.run.W, of_x, by_last, by_a, need
+        # Without a link, unscaled; lam is read at the first state alone.
+        lam, delta, _ = plan.engine.adjoint(
+            plan, saved, self.run.W, of_x, by_last, by_a, None, scaled=False, keep=False
         )
-        assert delta is not None
-        assert by_W is not None
-        assert by_x is not None
-        if self.change is not None and self.delta is not None:
-            of_costates = self.delta.view(rows.T, rows.B, -1).mT
-            torch.baddbmm(by_W, of_costates, self.change.view(rows.T, rows.B, -1), out=by_W)
+        x = plan.rows.prev(saved.x)
+        lam_delta = None if self.change is None else self.delta
+        self.by_matrices, self.by_biases = layer_gradients(plan, delta, x, lam_delta, self.change)
         if of_W is not None:
-            by_W += of_W
-        self.by_matrices = by_W
-        self.by_biases = delta.view(rows.T, rows.B, -1).sum(1)
-        return by_x
+            self.by_matrices += of_W
+        return lam[: plan.rows.B]
 
     def differentiable(self) -> DenseStretch:
         """The same run, made of W, a, x and its last states."""

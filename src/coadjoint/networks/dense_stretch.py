@@ -122,12 +122,15 @@ def run_dense(layers: Sequence[nn.Module], x: Tensor) -> DenseStretch:
     plan = SweepPlan(cell, uniform_rows(len(layers), len(x)), engine, checked=False)
     parameters = (*weights, *biases)
     if is_transformed():  # Stacked has no derivative in forward mode; torch's own operations do
-        stack = stack_layers
+        W, same_W, base = stack_layers(len(x), parameters)
     elif torch.is_grad_enabled():
-        stack = stack_at_once
+        W, same_W, base = Stacked.apply(len(x), *parameters)
     else:
-        stack = stack_in_used_memory
-    W, same_W, base = stack(len(x), parameters)
+        W = torch.stack(weights, out=empty((len(weights), *weights[0].shape), x))
+        same_W = W
+        base = torch.stack(biases)
+        if not getattr(engine, "takes_biases", False):
+            base = base.repeat_interleave(len(x), 0)
     run = FormulaRun.run(plan, base, None, W, x, None)
     return DenseStretch(run if same_W is W else replace(run, W=same_W))
 
@@ -197,22 +200,6 @@ def stack_layers(B: int, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor
     base = biases[:, None].expand(-1, B, -1).flatten(0, 1)
     W = torch.stack(parameters[:L])
     return W, W, base
-
-
-def stack_at_once(B: int, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """The same as one node of the graph."""
-    W, same_W, base = Stacked.apply(B, *parameters)
-    return W, same_W, base
-
-
-def stack_in_used_memory(B: int, parameters: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """The same without a graph, in memory that was used before."""
-    L = len(parameters) // 2
-    n = len(parameters[L])
-    like = parameters[0]
-    W = torch.stack(parameters[:L], out=empty((L, n, n), like))
-    base = empty((L, B, n), like).copy_(torch.stack(parameters[L:])[:, None])
-    return W, W, base.view(L * B, n)
 
 
 def sum_in_used_memory(y: Tensor | None, z: Tensor | None) -> Tensor | None:

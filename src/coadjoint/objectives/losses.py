@@ -17,7 +17,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -269,6 +269,46 @@ def huber(delta: float = 1.0) -> Loss:
     """
     real("huber's delta", delta, 0, above=True)
     return Loss("huber", lambda y_hat, y: _huber(delta, y_hat, y))
+
+
+@remembers_origin
+def pinball(quantiles: Sequence[float]) -> Loss:
+    """Sum over outputs of max(q e, (q - 1) e), e = y - y_hat, least on average at the quantile q.
+
+    quantiles: their levels q, in (0, 1). Outputs are Q quantiles of one number, then of the next,
+    ..., and y holds each number Q times. The slope by y_hat is -q where e > 0, 1 - q where e < 0,
+    and 1/2 - q, half way between, at e = 0; the second derivative is 0.
+
+    Example:
+        >>> import torch
+        >>> import coadjoint as co
+        >>> loss = co.losses.pinball([0.1, 0.9])
+        >>> loss(torch.zeros(1, 2), torch.tensor([[2.0, 2.0]]), "identity")
+        tensor([2.])
+    """
+    levels = [real("a level of pinball", q, 0, 1, above=True, below=True) for q in quantiles]
+    if not levels:
+        raise InputError("pinball needs at least one level, such as 0.5.")
+
+    def tilt(y_hat: Tensor) -> Tensor:
+        """Q - 1/2 of each output, [outputs]."""
+        if y_hat.shape[-1] % len(levels):
+            raise InputError(
+                f"loss 'pinball' of {len(levels)} levels needs as many outputs for each number; "
+                f"got {y_hat.shape[-1]} outputs."
+            )
+        one = torch.tensor(levels, dtype=y_hat.dtype, device=y_hat.device) - 0.5
+        return one.repeat(y_hat.shape[-1] // len(levels))
+
+    def value(y_hat: Tensor, y: Tensor) -> Tensor:
+        e = _same_shape("pinball", y_hat, y) - y_hat
+        return (0.5 * e.abs() + tilt(y_hat) * e).sum(-1)
+
+    def slope(y_hat: Tensor, y: Tensor) -> Tensor:
+        e = match_output(y, y_hat) - y_hat
+        return -0.5 * e.sign() - tilt(y_hat)
+
+    return Loss("pinball", value, (), slope, lambda y_hat, y, change: torch.zeros_like(change))
 
 
 LOSSES: dict[str, Loss] = {

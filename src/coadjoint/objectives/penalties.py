@@ -165,7 +165,8 @@ def share_variance(lam: BaseCostates) -> Tensor:
     any_nonzero = is_nonzero.any(0)
     # A column of -inf alone would make softmax NaN, and its slopes with it.
     share = torch.softmax(torch.where(any_nonzero, logs, 0), 0)  # ||lam_t|| / sum_s ||lam_s||
-    even = 1 / (lam.last + 1 - lam.first)  # 1/T, T being the sample's own
+    # 1/T, T being the sample's own. In float64: a number by integers would be a float32 here.
+    even = 1 / (lam.last + 1 - lam.first).double()
     squares = torch.where(lam.mask[lam.first :], (share - even).square(), 0)
     return torch.where(any_nonzero, squares.sum(0), 0).to(lam.loss.dtype)
 

@@ -1,4 +1,4 @@
-"""The tangents of dense layers, for penalties of their costates.
+"""Dense layers: the tangents for penalties of their costates, and the gradients by the weights.
 
 Layers x_{t+1} = psi(a_t), a_t = W_t x_t + b_t, have costates lam_t = mantissa_t 2^(k_t). The slopes
 of a penalty by the mantissas, g_t = s_t + rate_t mantissa_t, are the sources of
@@ -6,7 +6,7 @@ of a penalty by the mantissas, g_t = s_t + rate_t mantissa_t, are the sources of
     mu_0 = first + g_0     m_t = 2^(k_{t+1} - k_t) mu_t     mu_{t+1} = psi'(a_t) W_t m_t + g_{t+1}
 
 and the penalty's slope by a_t, as far as it depends on a_t through the slopes psi', is the bend
-psi''(a_t) (W_t m_t) mantissa_{t+1}.
+psi''(a_t) (W_t m_t) mantissa_{t+1}. An engine may have functions of its own for this.
 """
 
 from __future__ import annotations
@@ -51,3 +51,22 @@ def dense_tangent(
     rows.last(m).mul_(pow2(-rows.last(k), m.dtype)[:, None])
     no_delta = lam.new_empty(0)  # the bend by a does not read it
     return m, bend(plan, saved, W, lam, no_delta, rows.prev(m), nu, ("a",))["a"]
+
+
+def layer_gradients(
+    plan: SweepPlan, delta: Tensor, x: Tensor, lam_delta: Tensor | None, m: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients by W_t, delta_t' x_t + lam_delta_t' m_t [T, n, n], and b_t, delta_t [T, n].
+
+    All four are step rows [N, n], and are summed over samples. lam_delta and m: delta of the
+    costates, and their tangents; None without a penalty.
+    """
+    own = getattr(plan.engine, "layer_gradients", None)
+    if own is not None:
+        result: tuple[Tensor, Tensor] = own(plan, delta, x, lam_delta, m)
+        return result
+    by_layer = (plan.rows.T, plan.rows.B, -1)
+    by_W = delta.view(by_layer).mT @ x.view(by_layer)
+    if lam_delta is not None and m is not None:
+        by_W.baddbmm_(lam_delta.view(by_layer).mT, m.view(by_layer))
+    return by_W, delta.view(by_layer).sum(1)

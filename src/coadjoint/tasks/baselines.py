@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from .ahead import ahead_of
 from .linear import LinearModel, logistic_path, ridge_path
 from .task import Samples, Sequences, rng
 
@@ -233,12 +234,14 @@ def constant_baseline(task: JudgedCollection) -> Baseline:
 
 def last_value(task: JudgedCollection) -> Baseline:
     """Return the baseline that predicts the step it has just read."""
+    ahead = ahead_of(task.description)
+    columns = [task.description.numeric.index(name) for name in ahead.predicted]
     metrics = {}
     for split in task.splits:
         data = task.sets[split]
         entries, y = entries_of(data, every=True)
         now = Inputs("lags", 0, 0).rows(data, entries)
-        metrics[split] = judge(task, now[:, : task.outputs], y)  # masks, if any, come behind
+        metrics[split] = judge(task, ahead.spread(now[:, columns]), y)
     return Baseline("last value", "the step before", metrics)
 
 

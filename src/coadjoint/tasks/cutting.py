@@ -62,17 +62,18 @@ class Part(NamedTuple):
 
 
 def cut_into_pieces(
-    sheet: Sheet, kind: str, at: str, window: int | None, missing: str
+    sheet: Sheet, kind: str, at: str, window: int | None, missing: str, ahead: int = 1
 ) -> PreparedSheet:
     """Cut sequences into windows, or leave them whole, and leave out those without a target.
 
     A window is at most `window` rows (None: the whole sequence); with one target for each, at
-    "last", exactly as many. `missing` says what to do with pieces without a target.
+    "last", exactly as many. `missing` says what to do with pieces without a target. ahead: the rows
+    that kind "next" predicts at once.
     """
     pieces: list[Piece] = []
     problems = Problems(sheet.path)
     rows_left_out = 0
-    least = 2 if kind == "next" else 1  # rows of a piece: to predict the next, there must be one
+    least = 1 + ahead if kind == "next" else 1  # rows of a piece: those to predict must be there
     shortest = max(window or 0, least)  # rows of a sequence
     for i, (start, T) in enumerate(zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True)):
         if shortest > T:
@@ -102,6 +103,27 @@ def cut_into_pieces(
     if kind in ("classify", "regress"):
         return drop_pieces_without_target(cut, at, missing)
     return cut
+
+
+def slide_windows(part: Part, window: int | None, stride: int | None) -> Part:
+    """Return training windows that begin every `stride` rows, where they lay side by side before.
+
+    Rows of held-out windows stay out of them. With `stride` None nothing changes.
+    """
+    if stride is None or window is None:
+        return part
+    stretches: list[Piece] = []
+    for piece in part.pieces:
+        last = stretches[-1] if stretches else None
+        if last is not None and (last.sequence, last.stop) == (piece.sequence, piece.start):
+            stretches[-1] = last._replace(stop=piece.stop)
+        else:
+            stretches.append(piece)
+    pieces = []
+    for sequence, start, stop in stretches:
+        ends = [*range(start + window, stop, stride), stop]
+        pieces += [Piece(sequence, max(start, end - window), end) for end in ends]
+    return Part(replace(part.cut, pieces=pieces), list(range(len(pieces))))
 
 
 def cut_for_prediction(sheet: Sheet, at: str, window: int | None) -> PreparedSheet:

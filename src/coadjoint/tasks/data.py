@@ -10,8 +10,16 @@ import numpy as np
 
 from ..errors import InputError
 from ..objectives.batch import Batch
+from .ahead import AheadOptions, from_json, level_list
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
-from .cutting import Part, count_copies, cut_into_chunks, cut_into_pieces, refuse_overlap
+from .cutting import (
+    Part,
+    count_copies,
+    cut_into_chunks,
+    cut_into_pieces,
+    refuse_overlap,
+    slide_windows,
+)
 from .denoising import draw_noise, noisy_copies
 from .description import ColumnNames, Description, JsonDict, SampleDescription
 from .encoding import (
@@ -27,7 +35,13 @@ from .files.sheet import Options
 from .judging import JudgedCollection
 from .memory import InMemory, Source, name_of, source_of
 from .new_data import read_new
-from .option_checks import check_choice, check_noise, check_window, refuse_options_of_time
+from .option_checks import (
+    check_choice,
+    check_noise,
+    check_stride,
+    check_window,
+    refuse_options_of_time,
+)
 from .overview import Overview, make_overview
 from .prediction import Prediction
 from .preparation import (
@@ -154,6 +168,11 @@ class Data(JudgedCollection):
         wide: bool = False,
         metrics: ColumnNames = None,
         class_weight: ClassWeight = None,
+        horizon: int | None = None,
+        strategy: str | None = None,
+        known: ColumnNames = None,
+        quantiles: float | Sequence[float] | None = None,
+        stride: int | None = None,
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .arrow .feather .npz .npy .ts) into a task.
 
@@ -187,13 +206,24 @@ class Data(JudgedCollection):
         metrics       what to report besides the default metrics: names of tasks.metrics
         class_weight  weights of the classes in the loss of training: "balanced", "a=2,b=1" or a
                       dict; see tasks.class_weights. Held-out losses are without weights
+        horizon, strategy, known, quantiles    what kind "next" predicts: see tasks.ahead
+        stride        the rows from one training window to the next (None: `window`)
 
         The other arguments are those of tasks.files.sheet.Options.
         """
         check_choice("irregular", irregular, ("refuse", "allow"))
         check_choice("overlap", overlap, ("refuse", "allow"))
         check_choice("dtype", dtype, ("float32", "float64"))
-        check_window(window, kind)
+        asked = AheadOptions(
+            column_names(target) if kind == "next" else None,
+            horizon,
+            strategy,
+            column_names(known) or (),
+            level_list(quantiles),
+        )
+        asked.check(kind)
+        check_window(window, kind, asked.steps_at_once + 1)
+        check_stride(stride, window)
         categorical = column_names(categorical) or ()
         check_encoding_options(categorical, gaps, kind, rows, wide)
         if gaps:
@@ -214,8 +244,8 @@ class Data(JudgedCollection):
             "dates": dates,
             "missing": missing,
         }
-        target = column_names(target)
-        features = column_names(features)
+        target = None if kind == "next" else column_names(target)
+        features = asked.features(column_names(features))
         # To reconstruct, as to predict the next step, no target is read.
         reads = "next" if kind == "reconstruct" and rows == "samples" else kind
         options = Options(
@@ -243,12 +273,13 @@ class Data(JudgedCollection):
         if kind == "classify":
             labels = labels_in(first)
             sheets = {name: encode_labels(sheet, labels) for name, sheet in sheets.items()}
+        settled = asked.settle(first)
         at = choose_readout(sheets["train"], kind, at)
         check_target(sheets["train"], kind, labels)
         cuts = {}
         for name, sheet in sheets.items():
             filled = fill_gaps(sheet, kind, at, missing, irregular)
-            cuts[name] = cut_into_pieces(filled, kind, at, window, missing)
+            cuts[name] = cut_into_pieces(filled, kind, at, window, missing, asked.steps_at_once)
         if overlap == "refuse":
             refuse_overlap(cuts)
         notes = [*first.notes, *notes_on_single_rows(first)]
@@ -263,7 +294,10 @@ class Data(JudgedCollection):
         if copies:
             unit = first.unit
             notes.append(f"{copies} held-out {unit}s have the same inputs as a training {unit}")
+        parts["train"] = slide_windows(parts["train"], window, stride)
         scale = measure_scale(first, parts["train"], kind, at, standardise)
+        if settled:
+            scale = from_json(settled).widen(scale, first.features)
         notes += notes_on_constants(scale.constant, first)
         encodings = measure_encodings(parts["train"], standardise, gaps)
         files = {}
@@ -287,6 +321,7 @@ class Data(JudgedCollection):
             dtype=dtype,
             reading={**reading, "irregular": irregular},
             files=files,
+            ahead=settled,
             **encodings._asdict(),
         )
         arrange: Callable[[Part, np.ndarray, Description], Sequences | Samples] = sequences_of

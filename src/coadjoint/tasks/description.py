@@ -30,6 +30,7 @@ KINDS_OF_READING = {
     "wide": bool,
     "steps": list,
 }
+AHEAD_KEYS = {"predicted", "horizon", "known", "quantiles", "steps"}
 Gap = dict[str, float]  # usual, mean, std and dates (0 or 1): see `encoding`
 
 
@@ -61,6 +62,7 @@ class Description:
     # share an input.
     shares: dict[str, list[float]] = field(default_factory=dict)
     gap: Gap = field(default_factory=dict)  # {} without an input for the time since the row before
+    ahead: JsonDict = field(default_factory=dict)  # kind "next": see `ahead`; {}: the next numbers
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @property
@@ -149,7 +151,7 @@ class Description:
         is_of_samples = isinstance(given, dict) and "shape" in given
         cls = SampleDescription if is_of_samples else Description
         known = {f.name for f in fields(cls)}
-        optional = {"categories", "shares", "gap"}  # since 0.9.0
+        optional = {"categories", "shares", "gap", "ahead"}  # since 0.9.0
         if not isinstance(given, dict) or known - optional != set(given) - optional:
             raise DataError(
                 "the model's description of its data is damaged: its keys are not those expected."
@@ -187,6 +189,7 @@ class Description:
         yield "window", self.window is None or (type(self.window) is int and self.window > 0)
         yield "dtype", self.dtype in ("float32", "float64")
         yield from self.check_encodings()
+        yield from self.check_ahead()
         yield (
             "reading",
             isinstance(self.reading, dict) and set(self.reading) <= READING_OPTIONS | WIDE_OPTIONS,
@@ -195,6 +198,27 @@ class Description:
             kinds = KINDS_OF_READING.get(name, str)
             yield f"reading.{name}", isinstance(value, kinds)
         yield "reading.steps", are_different_words(self.reading.get("steps", []))
+
+    def check_ahead(self) -> Iterator[tuple[str, bool]]:
+        """Yield whether what is predicted is valid, as `check_fields` does."""
+        ahead = self.ahead
+        yield "ahead", isinstance(ahead, dict)
+        yield "ahead", not ahead or (set(ahead) == AHEAD_KEYS and self.kind == "next")
+        if not ahead:
+            return
+        predicted = ahead["predicted"]
+        yield "ahead", are_different_words(predicted) and len(predicted) > 0
+        yield "ahead", set(predicted) <= set(self.numeric)
+        known = ahead["known"]
+        yield "ahead", are_different_words(known) and set(known) <= set(self.features)
+        yield "ahead", not set(known) & set(predicted)
+        for count in (ahead["horizon"], ahead["steps"] or 1):
+            yield "ahead", type(count) is int and 0 < count <= MAX_COUNT
+        levels = ahead["quantiles"]
+        yield "ahead", are_finite(levels) and levels == sorted(set(levels))
+        yield "ahead", all(0 < level < 1 for level in levels)
+        width = len(predicted) * ahead["horizon"] * max(1, len(levels))
+        yield "target_std", len(self.target_std) == width
 
     def check_encodings(self) -> Iterator[tuple[str, bool]]:
         """Yield each field on words and gaps and whether it is valid, as `check_fields` does."""

@@ -37,7 +37,8 @@ def is_frame(data: object) -> bool:
     """Tell whether `data` is a table with named columns: a frame, or a dictionary of columns."""
     if isinstance(data, Mapping):
         return True
-    return hasattr(data, "columns") and hasattr(data, "__getitem__")
+    # The class is asked: a lazy frame of polars would look its columns up, with a warning.
+    return hasattr(type(data), "columns") and hasattr(type(data), "__getitem__")
 
 
 def columns_of(frame: Any) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ..objectives.batch import Batch
+from ..objectives.losses import pinball
+from .ahead import ahead_of
 from .baselines import Baseline, find_baselines
 from .description import ColumnNames, Description
 from .metrics import ClassTally, NumberTally, Tally, choose_metrics, metrics_of
@@ -46,6 +48,9 @@ class JudgedCollection(Collection):
             self.loss = "squared"
             self.metric = "mse"
             self.lower = True
+        levels = description.ahead.get("quantiles", ())
+        if levels:
+            self.loss = pinball(levels)
         self.metrics = choose_metrics(metrics, bool(description.labels))
         super().__init__(sets)
 
@@ -80,6 +85,8 @@ class JudgedCollection(Collection):
     def counted_entries(self, a: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return pre-outputs and targets without padding and steps whose target is missing."""
         a, y = super().counted_entries(a, batch)
+        if self.description.ahead.get("quantiles"):
+            a = self._medians(a)
         if self.readout != "every":
             return a, y
         lengths = torch.as_tensor(batch.lengths, device=a.device)
@@ -87,6 +94,13 @@ class JudgedCollection(Collection):
         if batch.mask is not None:
             is_judged &= batch.mask.to(a.device) != 0
         return a[is_judged], y[is_judged]
+
+    def _medians(self, a: Tensor) -> Tensor:
+        """Return outputs in which each quantile is the median: it is what is judged."""
+        ahead = ahead_of(self.description)
+        by_column = a.reshape(*a.shape[:-1], -1, ahead.copies)
+        middle = by_column[..., ahead.middle : ahead.middle + 1]
+        return middle.expand_as(by_column).reshape(a.shape)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
         """Return the accuracy, or squared and absolute error in the target's own units."""

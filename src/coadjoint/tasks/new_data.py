@@ -15,6 +15,7 @@ from .description import PREDICTION_OPTIONS, ColumnNames, Description, JsonDict
 from .files.kept import read_columns
 from .files.samples import samples_of_rows
 from .files.sheet import Options, Sheet, quote_names
+from .future_rows import split_future, with_future
 from .memory import InMemory, Source, read_source
 from .option_checks import check_choice, refuse_options_of_time
 from .prediction import Prediction
@@ -65,14 +66,23 @@ def read_new(
         categorical=tuple(d.categories),
         **how,
     )
-    sheet = match_features(match_arrays(read_source(source, options), source, d), d)
+    has_known = bool(d.ahead.get("known"))
+    # Rows of the future lack what is predicted: they are told apart before gaps are refused.
+    reads = replace(options, missing="mask") if has_known else options
+    sheet = match_features(match_arrays(read_source(source, reads), source, d), d)
+    future: list[np.ndarray] = []
+    if has_known:
+        sheet, future = split_future(sheet, d, options)
     if has_targets and d.kind == "classify":
         sheet = encode_labels(sheet, d.labels)
     filled, kept = fill_for_prediction(sheet, missing, irregular)
     cut = cut_for_prediction(filled, d.at, None if whole else d.window)
     asked = find_asked_rows(sheet, kept, cut, d.at)
     path = Path(source.path if isinstance(source, InMemory) else source)
-    prediction = Prediction(d, path, cut, inputs_of(cut.sheet, d, ""), asked)
+    u = inputs_of(cut.sheet, d, "")
+    if has_known:
+        u = with_future(u, cut.sheet, d, future)
+    prediction = Prediction(d, path, cut, u, asked, future=future)
     if keep is None or keep is False:
         return prediction
     if isinstance(source, InMemory):

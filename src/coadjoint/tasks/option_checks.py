@@ -23,12 +23,28 @@ def check_choice(flag: str, value: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"--{flag} must be {' or '.join(known)}; got {value!r}.")
 
 
-def check_window(window: object, kind: str | None) -> None:
-    """Refuse a window that is not a whole number of rows, two or more to predict the next."""
-    least = 2 if kind == "next" else 1
+def check_window(window: object, kind: str | None, least_next: int = 2) -> None:
+    """Refuse a window that is not a whole number of rows, two or more to predict the next.
+
+    least_next: the rows that kind "next" needs.
+    """
+    least = least_next if kind == "next" else 1
     if window is not None and (type(window) is not int or window < least):
         raise ConfigError(
             f"--window must be a whole number of rows, at least {least}; got {window!r}."
+        )
+
+
+def check_stride(stride: object, window: int | None) -> None:
+    """Refuse a stride without windows, and one that is no whole number of their rows."""
+    if stride is None:
+        return
+    if window is None:
+        raise ConfigError("--stride is from one window to the next: pass --window, too.")
+    if type(stride) is not int or not 0 < stride <= window:
+        raise ConfigError(
+            f"--stride must be a whole number of rows, from 1 to the window's {window}; got "
+            f"{stride!r}."
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import one_line
+from .ahead import ahead_of
 from .cutting import Part, PreparedSheet
 from .description import Description, JsonDict
 from .files.sheet import Sheet
@@ -207,6 +208,8 @@ def make_overview(
     first = sheets["train"]
     d = description
     predicted = d.numeric if d.kind in ("next", "reconstruct") else d.targets
+    if d.kind == "next":
+        predicted = ahead_of(d).output_names
     said_by_counts: set[str] = set()
     for name, cut in cuts.items():
         said_by_counts.update(cut.sheet.notes[len(sheets[name].notes) :])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import DataError, InputError, NumericalError, escape_undecodable, one_line
 from ..objectives.batch import Batch
+from .ahead import ahead_of
 from .asked import AskedRows
 from .cutting import Piece, PreparedSheet
 from .description import Description
@@ -36,6 +37,7 @@ class Prediction:
     u: np.ndarray  # [N, inputs]
     asked: AskedRows
     kept: Sequence[Column] = ()
+    future: Sequence[np.ndarray] = ()  # [F, known inputs] of each series, if columns are known
 
     def __len__(self) -> int:
         return len(self.cut.pieces)
@@ -136,6 +138,8 @@ class Prediction:
             predicted = [[None if empty else d.labels[k] for k, empty in pairs], *p.T]
         else:
             mean, std = d.target_scale()
+            if d.kind == "next":
+                a = ahead_of(d).repair(a)
             predicted = [*(a * std + mean).T]
         pairs_by_name = zip(self._predicted_names(), predicted, strict=True)
         return [*self._beside(), *(Column(name, values) for name, values in pairs_by_name)]
@@ -176,7 +180,7 @@ class Prediction:
         d = self.description
         predicted = d.targets
         if d.kind == "next":
-            predicted = d.numeric
+            predicted = ahead_of(d).output_names
         elif d.kind == "reconstruct":
             predicted = entry_names(d)
         names = ["prediction"]

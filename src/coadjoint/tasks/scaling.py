@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DataError, one_line
+from .ahead import ahead_of
 from .cutting import Part, Piece, PreparedSheet
 from .description import Description
 from .encoding import encode_categories, encode_gap
@@ -136,7 +137,30 @@ def inputs_of(sheet: Sheet, description: Description, otherwise: str = OTHER_SCA
         numbers = numbers[:, [sheet.features.index(name) for name in description.numeric]]
     of_words = encode_categories(sheet, description)
     of_gaps = encode_gap(sheet, description)
-    return np.concatenate([numbers, is_missing, *of_words, *of_gaps], 1)
+    inputs = np.concatenate([numbers, is_missing, *of_words, *of_gaps], 1)
+    return lead_known(inputs, sheet, description)
+
+
+def lead_known(inputs: np.ndarray, sheet: Sheet, description: Description) -> np.ndarray:
+    """Return inputs [N, inputs] in which columns known in advance are those of the next row.
+
+    The last row of a sequence keeps its own.
+    """
+    known = known_inputs(description)
+    if not known.any():
+        return inputs
+    following = np.arange(1, len(inputs) + 1)
+    last = sheet.starts + sheet.lengths - 1
+    following[last] = last
+    led = inputs.copy()
+    led[:, known] = inputs[following][:, known]
+    return led
+
+
+def known_inputs(description: Description) -> np.ndarray:
+    """Tell of each input whether it is made of a column that is known in advance, [inputs]."""
+    known = description.ahead.get("known", ())
+    return np.array([column in known for column in description.input_columns])
 
 
 def cast(
@@ -166,7 +190,8 @@ def cast(
 def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequences:
     """Return the pieces of one split with their targets.
 
-    With kind "next" the inputs are all rows but the last, the targets all but the first.
+    With kind "next" the inputs are all rows but the last, the targets all but the first; if H steps
+    are predicted at once, all rows but the last H, and the H rows after each.
 
     Args:
         part: The pieces.
@@ -177,15 +202,17 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
         # The numbers alone, which come first. A missing value, 0 as an input, is NaN as a target,
         # which then has no weight in the loss.
         sheet = part.cut.sheet
-        columns = [sheet.features.index(name) for name in description.numeric]
+        ahead = ahead_of(description)
+        columns = [sheet.features.index(name) for name in ahead.predicted]
+        places = [description.numeric.index(name) for name in ahead.predicted]
         missing = np.isnan(sheet.u[:, columns])
-        next_u = np.where(missing, np.nan, u[:, : len(columns)])
+        next_u = np.where(missing, np.nan, u[:, places])
         next_u = next_u.astype(description.dtype)
         before = []
         after = []
         for _, start, stop in part.pieces:
-            before.append(u[start : stop - 1])
-            after.append(next_u[start + 1 : stop])
+            before.append(u[start : stop - ahead.horizon])
+            after.append(ahead.targets_of(next_u[start:stop]))
         return Sequences(before, after, part.names, origins_of(part, description))
     if description.kind == "classify":
         targets = class_targets(part, description.at)
@@ -203,6 +230,7 @@ def origins_of(part: Part, description: Description) -> list[Origin]:
         first = start
         if description.kind == "next":  # the first row is no target
             first = start + 1
+            stop -= ahead_of(description).horizon - 1
         elif description.at == "last":
             first = stop - 1
         times = () if sheet.stamps is None else sheet.stamps[first:stop]

@@ -12,6 +12,7 @@ first used, so that the command line can read settings without waiting for torch
 loop, trainer      train: step, validate, save; trainer is the run in progress, and its result
 online, learning   learn: one update for each step of a stream; learning is the run in progress
 plan               the settings of both, checked once
+own_defaults       defaults for your own data, where nobody gave a setting
 matching           whether a network fits its task
 step               batches, gradients and clipping of one step
 watch              validation along a run: the best weights, patience, success

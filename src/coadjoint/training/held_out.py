@@ -18,6 +18,7 @@ from ..errors import NumericalError, one_line
 from ..networks.interface import Net
 from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
+from ..tasks.ahead import ahead_of
 from ..tasks.data import Data
 from ..tasks.task import Collection, Origin, Sequences, Task
 from . import files
@@ -53,6 +54,8 @@ class TargetNames:
             return None
         d = task.description
         names = d.targets if d.kind == "regress" else d.numeric
+        if d.kind == "next":
+            names = ahead_of(d).output_names
         if len(names) != task.outputs or len(names) > MOST_OUTPUTS:  # the pixels of images
             return None
         return TargetNames(d.kind, outputs=[one_line(text, MOST_TEXT) for text in names])

@@ -82,7 +82,7 @@ def network_options(section: NetworkSection, shape: Shape, precision: int) -> Js
     # shape.readout says which steps the task wants answers at; an option `readout` says how one
     # answer is made from all time steps, and takes its place.
     if "readout" in options:
-        choose("readout", options["readout"], SUMMARIES)
+        choose("readout", options["readout"], ("last", *SUMMARIES))
         if shape.readout != "last":
             needed = "a sequence of answers" if shape.readout == "sequence" else "one at every step"
             raise OptionError(

@@ -93,7 +93,7 @@ class NetworkSection(Section):
         None,
         description=(
             "mean, tilted, tilted-tanh or attention: one answer from all time steps of a sequence; "
-            "by default from the last one"
+            "last (default, but for your own data): from the last one"
         ),
     )
     attention_steps: PositiveInt | None = Field(

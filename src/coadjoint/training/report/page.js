@@ -136,6 +136,7 @@
     const ys = (seen.length ? seen : figure.series).flatMap((s) => s.y).filter((v) => v !== null);
     const xs = figure.series.flatMap((s) => s.x);
     for (const rule of figure.rules || []) if (!figure.y.log || rule.y > 0) ys.push(rule.y);
+    for (const band of figure.bands || []) ys.push(...band.low, ...band.high);
     let low = ys.reduce((a, b) => Math.min(a, b)), high = ys.reduce((a, b) => Math.max(a, b));
     if (figure.y.range) { low = Math.min(low, figure.y.range[0]); high = Math.max(high, figure.y.range[1]); }
     if (figure.y.log) { const pad = (high / low) ** 0.05 * 1.02; low /= pad; high *= pad; }
@@ -151,6 +152,10 @@
     const stamp = (v) => (figure.stamps && figure.stamps[v - figure.stamps_from]) || show(v, 6);
     axes(root, box, x, y, figure.x, figure.y.label, figure.y.log, true, stamp);
     const many = seen.length > 8;
+    for (const band of figure.bands || []) {
+      const edge = (side) => band.x.map((v, k) => `${x.at(v).toFixed(1)},${y.at(side[k]).toFixed(1)}`);
+      svg("polygon", { class: `band f${band.colour}`, points: [...edge(band.low), ...edge(band.high).reverse()].join(" ") }, root);
+    }
     for (const s of seen) {
       let path = "", pen = false, alone = [];
       s.y.forEach((v, k) => {

@@ -49,6 +49,7 @@ ARRAY_NAMES = (
 NUMBERS = 8  # T, B, d, threads, scaled, keep, W_step, shared
 FIELDS = ctypes.c_int64 * (NUMBERS + len(ARRAY_NAMES))
 CPU = torch.device("cpu")
+takes_biases = True  # `forward` takes base with a row for each step
 Sweep = Callable[[ctypes.Array[ctypes.c_int64]], int]  # returns 1 if there is no memory
 
 
@@ -347,11 +348,19 @@ def tangent(
     return mu, nu
 
 
+class CompiledDense(NamedTuple):
+    """What is compiled for dense layers beside the three loops."""
+
+    tangent: Sweep
+    layer_gradients: Callable[[ctypes.Array[ctypes.c_int64]], None]
+
+
 @functools.cache
-def compiled_dense_tangent(cell: Cell, dtype: torch.dtype) -> Sweep:
-    """Compile the loop of a cell x_t = psi(a_t), or load what was compiled before."""
-    tangent: Sweep = compiler.library(dense_source(cell, dtype)).dense_tangent
-    return tangent
+def compiled_dense(cell: Cell, dtype: torch.dtype) -> CompiledDense:
+    """Compile the loops of layers x_t = psi(a_t), or load those that were compiled before."""
+    lib = compiler.library(dense_source(cell, dtype))
+    lib.layer_gradients.restype = None
+    return CompiledDense(lib.dense_tangent, lib.layer_gradients)
 
 
 @torch.no_grad()
@@ -373,6 +382,30 @@ def dense_tangent(
     # In the order of ARRAY_NAMES, after p: `first` stands for s_last, m for lam, the bend for delta.
     sources = (None, s, first, None, None)
     arrays = (W, None, saved.a, saved.x, saved.q, *sources, m, bend, k, lam, rates)
-    sweep = compiled_dense_tangent(cell, lam.dtype)
+    sweep = compiled_dense(cell, lam.dtype).tangent
     run(sweep, plan, loops, None, lam.shape[1], (0, 1), arrays)  # not scaled, all states kept
     return m, bend
+
+
+LAYER_ARRAYS = ("delta", "x", "lam_delta", "m", "by_W", "by_b")  # those of struct layers in dense.h
+LAYER_FIELDS = ctypes.c_int64 * (4 + len(LAYER_ARRAYS))
+
+
+@torch.no_grad()
+def layer_gradients(
+    plan: SweepPlan, delta: Tensor, x: Tensor, lam_delta: Tensor | None, m: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of sweeps.dense.layer_gradients, in C: each thread takes some of the layers."""
+    rows = plan.rows
+    d = delta.shape[1]
+    by_W = empty((rows.T, d, d), delta)
+    by_b = empty((rows.T, d), delta)
+    count = rows.N * d
+    sizes = (count, count, count, count, rows.T * d * d, rows.T * d)
+    arrays = (delta, x, lam_delta, m, by_W, by_b)
+    held = pointers(LAYER_ARRAYS, arrays, sizes, [delta.dtype] * len(arrays), CPU)
+    work = 2 * count * d * (1 if m is None else 2)
+    threads = _thread_count(work, rows.T, WORK_PER_THREAD_BY_STEP)
+    run_layers = compiled_dense(plan.cell, delta.dtype).layer_gradients
+    run_layers(LAYER_FIELDS(rows.T, rows.B, d, threads, *held.addresses))
+    return by_W, by_b

@@ -1,8 +1,8 @@
 """Defaults for your own data: what benchmarks/own_data.py found to hold across many sets.
 
 Only keys that nobody gave are filled in, and only where they go with what was given: a cell of your
-own keeps its readout and step size, an optimiser of your own its settings. Built-in tasks and run
-folders that exist keep theirs. docs/own-data.md has the study.
+own keeps its readout and step size, an optimiser of your own its settings. docs/own-data.md has the
+study.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from ..errors import ConfigError
-from .flags import SectionValues
-from .schema import Config
+from ..networks.chain_text import parse_chain
+from ..tasks.data import Data
 
-if TYPE_CHECKING:
-    from ..tasks.data import Data
-    from ..tasks.task import Task
+SectionValues = dict[str, dict[str, Any]]  # values by key, by section
 
 LEAST_STEPS = 800  # of training: those of the search
 MOST_STEPS = 2000  # unless LEAST_EPOCHS are more
@@ -37,6 +34,22 @@ GATED = ("gru", "lstm")
 # The keys of [network] beside which the defaults were tried; with another one they stay away.
 TRIED = ("cell", "hidden", "bidirectional", "readout", "layers", "dropout", "init", "skip")
 LENGTHS = ("steps", "epochs", "gradients", "seconds")  # how long to train
+
+
+class Sections(Protocol):
+    """The settings of a run by section, with the attributes of the keys in config.yaml."""
+
+    @property
+    def network(self) -> Any:
+        """chain, cell, hidden."""
+
+    @property
+    def gradient(self) -> Any:
+        """method, segments."""
+
+    @property
+    def training(self) -> Any:
+        """batch, accumulate, epochs, steps."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +94,13 @@ class Filled:
         self.values.setdefault(section, {}).update(keys)
 
 
-def fill(config: Config, given: SectionValues, task: Task) -> Filled:
-    """The defaults of a new run on your own data; nothing for a built-in task.
+def fill(config: Sections, given: SectionValues, task: Data) -> Filled:
+    """The defaults of a new run on your own data.
 
-    given: the keys that a file or a flag has set, before any were resolved. The training sequences
-    of `task` are cut here if chunks of them are the default.
+    given: the keys that somebody has set, before any were resolved. The training sequences of
+    `task` are cut here if chunks of them are the default.
     """
-    from ..tasks.data import Data
-
     filled = Filled()
-    if not isinstance(task, Data) or config.task.name is not None:
-        return filled
     defaults = choose_defaults(config, given, task)
     fill_network(filled, defaults, given)
     fill_chunk(filled, given, task)
@@ -102,7 +111,7 @@ def fill(config: Config, given: SectionValues, task: Task) -> Filled:
     return filled
 
 
-def choose_defaults(config: Config, given: SectionValues, task: Data) -> OwnDefaults:
+def choose_defaults(config: Sections, given: SectionValues, task: Data) -> OwnDefaults:
     """The defaults for this sort of data and network."""
     network = given.get("network", {})
     if task.shape is not None:
@@ -112,19 +121,18 @@ def choose_defaults(config: Config, given: SectionValues, task: Data) -> OwnDefa
         return OTHER_CELL
     if task.readout != "every":
         return ONE_ANSWER
-    return NEXT_STEP if task.description.kind == "next" else EVERY_STEP
+    is_next_step = task.description.kind == "next" and not task.description.ahead
+    return NEXT_STEP if is_next_step else EVERY_STEP
 
 
-def reads_whole_sequences(config: Config) -> bool:
+def reads_whole_sequences(config: Sections) -> bool:
     """Whether the gradient method takes stacks and readouts of all steps."""
     gradient = config.gradient
     return gradient.method in (None, "bptt", "penalised") and gradient.segments is None
 
 
-def has_plain_layers(config: Config) -> bool:
+def has_plain_layers(config: Sections) -> bool:
     """Whether the chain is made of dense layers alone, for a label or a number."""
-    from ..networks.chain_text import parse_chain
-
     if config.network.chain is None:
         return False
     return all(layer.kind == "dense" for layer in parse_chain(config.network.chain))
@@ -155,7 +163,7 @@ def fill_chunk(filled: Filled, given: SectionValues, task: Data) -> None:
 
 
 def fill_training(
-    filled: Filled, defaults: OwnDefaults, config: Config, given: SectionValues, task: Data
+    filled: Filled, defaults: OwnDefaults, config: Sections, given: SectionValues, task: Data
 ) -> None:
     """The batch, how long to train, when to validate, when to stop, and clipping."""
     training = given.get("training", {})
@@ -208,7 +216,7 @@ def fill_optimiser(filled: Filled, defaults: OwnDefaults, given: SectionValues) 
         filled.put("optimiser", schedule="cosine")
 
 
-def steps_of(filled: Filled, config: Config, task: Data) -> int:
+def steps_of(filled: Filled, config: Sections, task: Data) -> int:
     """How many steps the run has, as given or as filled in; 0 if only a budget ends it."""
     training = config.training
     filled_in = filled.values.get("training", {})
@@ -224,7 +232,7 @@ def fill_warmup(filled: Filled, given: SectionValues, steps: int) -> None:
         filled.put("optimiser", warmup=round(WARMUP_SHARE * steps))
 
 
-def describe(filled: Filled, config: Config) -> None:
+def describe(filled: Filled, config: Sections) -> None:
     """A line on what was filled in, before the one on the length of the run."""
     network = filled.values.get("network", {})
     training = filled.values.get("training", {})
@@ -256,18 +264,3 @@ def describe(filled: Filled, config: Config) -> None:
         parts.append(f"training in chunks of {filled.values['task']['chunk']} steps")
     if parts:
         filled.notes.insert(0, f"defaults for your data: {', '.join(parts)}")
-
-
-def cut_as_given(config: Config, task: Task) -> None:
-    """Cut the training sequences of your own data into chunks, if --chunk asks for it."""
-    from ..tasks.data import Data
-
-    chunk = config.task.chunk
-    if config.task.name is not None or chunk is None or not isinstance(task, Data):
-        return
-    if task.shape is not None or task.readout != "every":
-        raise ConfigError(
-            "--chunk cuts training sequences that have a target at every step: leave it out, or "
-            "cut with --window."
-        )
-    task.cut_training(chunk)

@@ -1,0 +1,176 @@
+"""A network along a series and beyond its end: outputs, states, and paths fed by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import DataError, InputError, NumericalError, one_line
+from ..networks.interface import Net
+from ..objectives.batch import Batch
+from ..tasks.ahead import ahead_of
+from ..tasks.description import Description
+from ..tasks.files.sheet import quote_names
+from ..tasks.scaling import known_inputs
+from ..training.predict import STEPS_AT_ONCE
+
+Shock = Callable[[int], np.ndarray]  # what is added to a block of predictions, [B, H, k]
+
+
+class Trace(NamedTuple):
+    """A network along one series u_1..u_T.
+
+    a      [T, outputs], the pre-outputs at every row
+    state  [K, n], the states after K chosen rows
+    """
+
+    a: np.ndarray
+    state: Tensor
+
+
+def trace_series(net: Net, u: np.ndarray, ends: Sequence[int]) -> Trace:
+    """Run a network along one series, and keep its states after `ends` rows each.
+
+    Args:
+        net: A network that carries its state.
+        u: The inputs, [T, inputs].
+        ends: K ascending numbers of rows, from 1 to T.
+    """
+    cuts = sorted({*ends, *range(STEPS_AT_ONCE, len(u), STEPS_AT_ONCE), len(u)})
+    state: Any = None
+    outputs = []
+    states = {}
+    begin = 0
+    with torch.no_grad():
+        for end in cuts:
+            part = torch.from_numpy(np.ascontiguousarray(u[begin:end]))[:, None]
+            run: Any = net.run(net.move_batch(Batch(part, x0=state)))
+            state = run.state
+            outputs.append(run.a[:, 0].double().cpu().numpy())
+            states[end] = state[0]
+            begin = end
+    return Trace(np.concatenate(outputs), torch.stack([states[end] for end in ends]))
+
+
+def continue_paths(
+    net: Net,
+    a: np.ndarray,
+    state: Tensor,
+    steps: int,
+    rows: FutureRows,
+    lead: np.ndarray,
+    shock: Shock | None = None,
+) -> np.ndarray:
+    """Return what is predicted for the next `steps` steps, [B, steps, k], in scaled units.
+
+    A network that predicts H steps at once is fed with these H, and predicts the H after them.
+
+    Args:
+        net: A network that carries its state.
+        a: The pre-outputs at the last row, [B, outputs].
+        state: The states there, [B, n].
+        steps: How many steps.
+        rows: Reads the outputs, and makes the inputs of rows from what is predicted for them.
+        lead: The inputs that are known in advance, of the rows of all steps but the last, [B,
+            steps - 1, known inputs].
+        shock: Returns what is added to block number 0, 1, ... before it is fed back.
+    """
+    blocks: list[np.ndarray] = []
+    done = 0
+    with torch.no_grad():
+        while True:
+            block = rows.points(a)
+            if shock is not None:
+                block = block + shock(len(blocks))
+            blocks.append(block)
+            done += block.shape[1]
+            if done >= steps:
+                break
+            inputs = torch.from_numpy(rows.make(block, lead[:, done - block.shape[1] : done]))
+            run: Any = net.run(net.move_batch(Batch(inputs, x0=state)))
+            state = run.state
+            a = run.a[-1].double().cpu().numpy()
+    values = np.concatenate(blocks, 1)[:, :steps]
+    if not np.isfinite(values).all():
+        raise NumericalError(
+            "the forecast is not finite: fed by itself, the network diverges. Use fewer --steps, "
+            "or train with a smaller --lr or --clip."
+        )
+    return values
+
+
+class FutureRows:
+    """The inputs of rows that are predicted: numbers, no value missing, the usual time step."""
+
+    def __init__(self, description: Description) -> None:
+        """Read a description; what is not predicted in it is refused by `refuse_unpredicted`."""
+        d = description
+        self.description = d
+        self.ahead = ahead_of(d)
+        self.known = known_inputs(d)
+        self.places = [d.numeric.index(name) for name in self.ahead.predicted]
+        self.usual = np.zeros(d.inputs)
+        if d.gap:  # one usual step: see tasks.encoding.encode_gap
+            self.usual[-1] = (np.log(2.0) - d.gap["mean"]) / d.gap["std"]
+
+    def points(self, a: np.ndarray) -> np.ndarray:
+        """Return the predictions [B, H, k] of outputs [B, outputs]: of quantiles the median."""
+        points: np.ndarray = self.ahead.arrange(a)[..., self.ahead.middle]
+        return points
+
+    def make(self, block: np.ndarray, lead: np.ndarray) -> np.ndarray:
+        """Return inputs [H, B, inputs] of rows with these values [B, H, k], in scaled units.
+
+        lead: the inputs of these rows that are known in advance, [B, H, known inputs].
+        """
+        inputs = np.tile(self.usual, (*block.shape[:2], 1))
+        inputs[..., self.places] = block
+        if self.known.any():
+            inputs[..., self.known] = lead
+        return inputs.swapaxes(0, 1).astype(self.description.dtype)
+
+    def lead_of(self, future: np.ndarray, steps: int, series: str) -> np.ndarray:
+        """Return the known inputs of the rows to be fed, [1, steps - 1, known inputs].
+
+        future: those of the rows of the future, [F, known inputs]; fewer than `steps` are refused.
+        """
+        if not self.known.any():
+            return np.zeros((1, steps, 0))
+        if len(future) < steps:
+            raise DataError(
+                f"series '{one_line(series)}' has {len(future)} rows of the future, with "
+                f"{quote_names(self.ahead.known)} and empty cells for what is predicted; {steps} "
+                "steps need as many. Add them to the end of the file, or lower --steps."
+            )
+        return future[None, 1:steps]
+
+    def refuse_unpredicted(self, steps: int) -> None:
+        """Refuse to go on where rows have inputs that are neither predicted nor known."""
+        ahead = self.ahead
+        given = {*ahead.predicted, *ahead.known}
+        unknown = [name for name in self.description.features if name not in given]
+        if steps > ahead.horizon and unknown:
+            raise DataError(
+                f"to forecast {steps} steps, rows of the future must be read, and their "
+                f"{quote_names(unknown)} are not predicted. Forecast --steps {ahead.horizon}; or "
+                "train with --strategy direct and a longer --horizon, with --known, or without "
+                "these columns."
+            )
+
+
+def check_network(net: Net, description: Description) -> None:
+    """Refuse networks that predict no next step, or carry no state beyond the last row."""
+    if description.kind != "next":
+        raise InputError(
+            f"only a model of kind 'next' can be forecast with; this one is of kind "
+            f"'{description.kind}'. Train with --kind next."
+        )
+    if not net.carries_state:
+        raise InputError(
+            "this network reads sequences backwards or all steps at once, so there is no state to "
+            "go on from. Train without --bidirectional, and with the plain readout."
+        )

@@ -1,0 +1,221 @@
+"""Rolling-origin evaluation: forecasts from rows of the past, against what came after.
+
+From each of K origins, the last at steps rows before the end, the network and the forecasts without
+a network (see `reference_forecasts`) predict the same steps. No forecast reads a row after its
+origin, and intervals and the autoregression read none after the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import DataError, one_line, real, whole_number
+from ..networks.interface import Net
+from ..tasks.files.sheet import Sheet
+from ..tasks.prediction import Prediction
+from .continuing import FutureRows, check_network, continue_paths
+from .forecasting import (
+    MOST_STEPS,
+    HeldOut,
+    Start,
+    has_quantiles,
+    interval_of,
+    past_errors,
+    past_values,
+    quantile_interval,
+    scale_of_predicted,
+    trace_all,
+)
+from .reference_forecasts import (
+    Season,
+    drift,
+    fill,
+    fit_autoregression,
+    guess_season,
+    naive,
+    seasonal_naive,
+)
+
+MOST_ORIGINS = 10_000
+NETWORK = "network"
+
+
+@dataclass(frozen=True, eq=False)
+class Rolling:
+    """Errors of forecasts from past rows, in the units of the data.
+
+    names     the k columns that are predicted
+    methods   "network", "naive", "seasonal naive", "drift" and "AR"
+    errors    {method: [m, steps, k]}, true value less forecast, NaN where a value is missing
+    coverage  [steps, k], the share of true values in the intervals; NaN without intervals
+    level     the share that was promised
+    origins   how many rows of each series were forecast from; series: how many series
+    season    the rows of a season, and how they are known
+    notes     on what was chosen
+    """
+
+    names: list[str]
+    methods: list[str]
+    errors: dict[str, np.ndarray]
+    coverage: np.ndarray
+    level: float
+    origins: int
+    series: int
+    season: Season
+    notes: tuple[str, ...]
+
+    def mae(self, method: str) -> np.ndarray:
+        """Return the mean absolute error by horizon step and column, [steps, k]."""
+        mean: np.ndarray = np.nanmean(np.abs(self.errors[method]), 0)
+        return mean
+
+    def rmse(self, method: str) -> np.ndarray:
+        """Return the root of the mean squared error by horizon step and column, [steps, k]."""
+        root: np.ndarray = np.sqrt(np.nanmean(np.square(self.errors[method]), 0))
+        return root
+
+    def overall(self, method: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the MAE and the RMSE over all steps, [k] both."""
+        errors = self.errors[method]
+        return (
+            np.nanmean(np.abs(errors), (0, 1)),
+            np.sqrt(np.nanmean(np.square(errors), (0, 1))),
+        )
+
+
+def roll(
+    net: Net,
+    prediction: Prediction,
+    steps: int,
+    origins: int,
+    level: float = 0.9,
+    seed: int = 0,
+    season: int | None = None,
+    held_out: HeldOut | None = None,
+) -> Rolling:
+    """Forecast `steps` steps from each of the last `origins` possible rows of each series.
+
+    Args:
+        net: The network.
+        prediction: The series.
+        steps: The steps of each forecast.
+        origins: How many rows of each series are forecast from.
+        level: The share of values that the intervals are to hold.
+        seed: Of the intervals.
+        season: The rows of a season; None guesses it by dates, or by autocorrelation.
+        held_out: As in `forecasting.forecast_series`.
+    """
+    d = prediction.description
+    check_network(net, d)
+    steps = whole_number("steps", steps, most=MOST_STEPS)
+    origins = whole_number("rolling", origins, most=MOST_ORIGINS)
+    real("level", level, 0, 1, above=True, below=True)
+    rows = FutureRows(d)
+    rows.refuse_unpredicted(steps)
+    sheet = prediction.cut.sheet
+    ends = [origin_rows(sheet, i, steps, origins) for i in range(len(sheet.lengths))]
+    series = [past_values(sheet, i, rows.ahead) for i in range(len(ends))]
+    if season is None:
+        chosen = guess_season(sheet, [values[:, 0] for values in series])
+    else:
+        chosen = Season(whole_number("season", season), f"season {season}, as asked for")
+    traces = trace_all(net, prediction, ends)
+    firsts = [end[0] for end in ends]
+    past, note = past_errors(prediction, traces, rows.ahead, held_out or {}, firsts)
+    by_quantiles = has_quantiles(rows.ahead, steps, level)
+    if by_quantiles:
+        note = "intervals by the quantiles that the network learned"
+    mean, std = scale_of_predicted(d, rows.ahead)
+    errors: dict[str, list[np.ndarray]] = {}
+    inside = []
+    for i, (trace, end, values) in enumerate(zip(traces, ends, series, strict=True)):
+        at = [row - 1 for row in end]
+        truth = np.stack([values[row : row + steps] for row in end])
+        lead = lead_at(prediction, i, end, steps, rows)
+        start = Start(trace.a[at], trace.state, lead)
+        points = continue_paths(net, start.a, start.state, steps, rows, lead)
+        if by_quantiles:
+            low, high = quantile_interval(start.a, rows.ahead, steps, level)
+        else:
+            low, high = interval_of(net, start, steps, rows, past.of(i), level, [seed, i])
+        is_inside = (truth >= low * std + mean) & (truth <= high * std + mean)
+        is_unknown = np.isnan(truth) | np.isnan(low)
+        inside.append(np.where(is_unknown, np.nan, is_inside))
+        errors.setdefault(NETWORK, []).append(truth - (points * std + mean))
+        for name, forecasts in references(values, end, steps, chosen.rows).items():
+            errors.setdefault(name, []).append(truth - forecasts)
+    of_all = np.concatenate(inside)
+    count = np.isfinite(of_all).sum(0)
+    coverage = np.nansum(of_all, 0) / np.where(count, count, np.nan)
+    together = {name: np.concatenate(parts) for name, parts in errors.items()}
+    unseen = held_out or {}
+    seen = sum(
+        unseen.get(sheet.ids[i], int(sheet.lengths[i])) > first for i, first in enumerate(firsts)
+    )
+    notes = [chosen.reason, note]
+    if seen:
+        notes.append(
+            f"{seen} of {len(ends)} series: the network may have been trained on rows after the "
+            "first origin"
+        )
+    return Rolling(
+        names=list(rows.ahead.predicted),
+        methods=list(together),
+        errors=together,
+        coverage=coverage,
+        level=level,
+        origins=origins,
+        series=len(ends),
+        season=chosen,
+        notes=tuple(notes),
+    )
+
+
+def origin_rows(sheet: Sheet, series: int, steps: int, origins: int) -> list[int]:
+    """Return the numbers of rows before each forecast of a series; too short ones are refused."""
+    T = int(sheet.lengths[series])
+    first = T - steps - origins + 1
+    if first < 2:
+        raise DataError(
+            f"series '{one_line(sheet.ids[series])}' has {T} rows; {origins} origins with {steps} "
+            f"steps each need at least {steps + origins + 1}. Lower --rolling or --steps."
+        )
+    return list(range(first, first + origins))
+
+
+def lead_at(
+    prediction: Prediction, series: int, ends: Sequence[int], steps: int, rows: FutureRows
+) -> np.ndarray:
+    """Return the inputs known in advance after each origin, [K, steps - 1, known inputs]."""
+    start = prediction.cut.pieces[series].start
+    known = prediction.u[:, rows.known]
+    return np.stack([known[start + end : start + end + steps - 1] for end in ends])
+
+
+def references(
+    values: np.ndarray, ends: Sequence[int], steps: int, season: int
+) -> dict[str, np.ndarray]:
+    """Return the forecasts without a network from each origin, {method: [K, steps, k]}.
+
+    values: [T, k]. An autoregression is fitted to the rows before the first origin.
+    """
+    found: dict[str, list[np.ndarray]] = {}
+    for column in values.T:
+        fitted = fit_autoregression(fill(column[: ends[0]]), season)
+        by_method: dict[str, list[np.ndarray]] = {}
+        for end in ends:
+            past = fill(column[:end])
+            forecasts = {
+                "naive": naive(past, steps),
+                "seasonal naive": seasonal_naive(past, steps, season),
+                "drift": drift(past, steps),
+                "AR": np.full(steps, np.nan) if fitted is None else fitted.forecast(past, steps),
+            }
+            for name, path in forecasts.items():
+                by_method.setdefault(name, []).append(path)
+        for name, paths in by_method.items():
+            found.setdefault(name, []).append(np.stack(paths))
+    return {name: np.stack(columns, -1) for name, columns in found.items()}
