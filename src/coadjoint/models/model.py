@@ -349,15 +349,14 @@ def load(
     """
     net, description = load_best(run, warn, network)
     if description.get("data") is not None:
-        return Model(net, description["data"], description.get("settings"))
+        model = Model(net, description["data"], description.get("settings"))
+        model.folder = Path(run) if Path(run).is_dir() else None
+        return model
     if description.get("task") is None:
         raise DataError(
             f"{run} was trained from Python and does not describe its data. Make the model from "
             "the task: co.Model(net, task)."
         )
-    model = Model(net, description["data"], description.get("settings"))
-    model.folder = Path(run) if Path(run).is_dir() else None
-    return model
     raise DataError(
         f"{run} was trained on task '{description['task']}', not on your own data, so it has no "
         "columns to read. coadjoint.training.predict.load_model returns its network."
