@@ -68,6 +68,11 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cells/": (KERNEL, SLOW),
     "cells/steps.py": (("cells/test_steps.py",), ("networks/test_initialisers.py",)),
     "cells/structures.py": (("cells/test_structures.py",), ("cells/test_cells.py",)),
+    "models/": (("models/test_model.py",), ("models/test_evaluating.py",)),
+    "models/bootstrap.py": (("models/test_evaluating.py",), ()),
+    "models/evaluating.py": (("models/test_evaluating.py",), ("cli/test_evaluate.py",)),
+    "models/evaluation_page.py": (("cli/test_evaluate.py",), ()),
+    "models/stepping.py": (("models/test_stepping.py",), ()),
     "models/export/": (
         ("models/test_export_torch.py",),
         ("models/test_export_onnx.py",),
@@ -167,6 +172,8 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tasks/files/samples.py": (("tasks/test_own_samples.py",), ()),
     "tasks/files/scaling.py": (("training/test_online.py",), ()),
     "tasks/files/stream.py": (("training/test_online.py",), ()),
+    "tasks/frames.py": (("tasks/test_memory.py",), ("models/test_model.py",)),
+    "tasks/memory.py": (("tasks/test_memory.py",), ("models/test_model.py",)),
     "tasks/music.py": (("tasks/test_tasks.py",), ("tasks/test_data.py",)),
     "tasks/synthetic.py": (("tasks/test_tasks.py",), ()),
     "tasks/task.py": (

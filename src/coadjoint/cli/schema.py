@@ -108,9 +108,7 @@ class DataSection(Section):
     window: PositiveInt | None = Field(
         None, description="cut sequences into windows of this many time steps"
     )
-    stride: PositiveInt | None = Field(
-        None, description="time steps from one training window to the next (default: --window)"
-    )
+    stride: PositiveInt | None = Field(None, description="steps between training windows")
     horizon: PositiveInt | None = Field(None, description="--kind next: time steps to forecast")
     strategy: Literal["recursive", "direct"] | None = Field(
         None, description="feed one step back, or learn --horizon steps at once (default)"

@@ -28,6 +28,7 @@ from ..errors import (
 )
 from ..networks.interface import Net
 from ..objectives.batch import Batch
+from ..tasks.ahead import ahead_of
 from ..tasks.description import Description
 from ..tasks.prediction import Prediction, entry_names
 from .attribution import (
@@ -193,7 +194,7 @@ def output_names(description: Description) -> list[str]:
     if description.kind == "classify":
         return description.labels
     if description.kind == "next":
-        return description.numeric
+        return ahead_of(description).output_names
     if description.kind == "reconstruct":
         return entry_names(description)
     return description.targets or ["target"]
