@@ -219,6 +219,11 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("cli/test_config.py",),
     ),
     "training/prediction_files.py": (("cli/test_predicted_rows.py",), ("tasks/test_data.py",)),
+    "models/attribution.py": (("models/test_attribution.py",), ("models/test_explaining.py",)),
+    "models/explaining.py": (("models/test_explaining.py",), ("cli/test_explain.py",)),
+    "models/explanation.py": (("models/test_explaining.py",), ("cli/test_explain.py",)),
+    "models/explained_page.py": (("cli/test_explain.py",), ()),
+    "training/loggers.py": (("training/test_loggers.py",), ()),
     "training/run_folder.py": (
         ("training/test_run_folders.py",),
         ("training/test_training.py", "training/test_online.py"),

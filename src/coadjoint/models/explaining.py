@@ -7,7 +7,6 @@ found.attributions[0]  # [T, columns] of the first sequence
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -308,9 +307,9 @@ def zero_inputs(description: Description) -> np.ndarray:
         if name not in description.categories:
             numbers.append(-mean / std)
     masks = [0.0 for _ in description.masked]
-    words = itertools.chain.from_iterable(
-        description.shares[name] for name in description.categories
-    )
+    words: list[float] = []
+    for name in description.categories:
+        words += description.shares[name]
     gap = description.gap
     gaps = [-gap["mean"] / gap["std"]] if gap else []
     return np.array([*numbers, *masks, *(-share for share in words), *gaps])
