@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from coadjoint.cli import build, flags, own_defaults
+from coadjoint.cli import build, flags
 from coadjoint.tasks.data import Data
-from coadjoint.training import settings, validation
+from coadjoint.training import own_defaults, settings, validation
 
 RNG = np.random.default_rng(19)
 
@@ -225,7 +225,7 @@ def test_no_patience_without_a_validation_set():
 def test_a_built_in_task_keeps_its_defaults(coadjoint):
     config = flags.resolve(None, {"task": {"name": "xor"}})
     task = build.task_of(config)
-    assert own_defaults.fill(config, {}, task) == own_defaults.Filled()
+    assert build.resolve_own_defaults(config, {}, task) == (config, [])
     few = ("--hidden", "3", "--steps", "2", "--probes", "2", "--tests", "5", "--confirm", "5")
     code, out, _ = coadjoint("train", "xor", *few, "--out", "run")
     assert code == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from ..errors import DataError, InputError
 from .ahead import ahead_of
 from .asked import find_asked_rows
 from .cutting import cut_for_prediction, target_of
-from .description import PREDICTION_OPTIONS, ColumnNames, Description, JsonDict
+from .description import PREDICTION_OPTIONS, ColumnNames, Description, JsonDict, Option
 from .files.kept import read_columns
 from .files.samples import samples_of_rows
 from .files.sheet import Options, Sheet, quote_names
@@ -32,7 +31,7 @@ def read_new(
     whole: bool = False,
     labelled: bool = False,
     target: ColumnNames = None,
-    **reading: Any,
+    **reading: Option,
 ) -> Prediction:
     """Read new sequences or samples; arguments as in `Data.for_prediction`.
 
