@@ -64,6 +64,7 @@ SLOW = (
     "sweeps/test_scale_free.py",
     "sweeps/test_differentiable.py", "sweeps/test_zeros.py", "training/test_learning.py",
 )  # fmt: skip
+FORECASTS = (("models/test_forecasting.py",), ("cli/test_forecast.py",))
 TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cells/": (KERNEL, SLOW),
     "cells/steps.py": (("cells/test_steps.py",), ("networks/test_initialisers.py",)),
@@ -73,6 +74,14 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "models/evaluating.py": (("models/test_evaluating.py",), ("cli/test_evaluate.py",)),
     "models/evaluation_page.py": (("cli/test_evaluate.py",), ()),
     "models/stepping.py": (("models/test_stepping.py",), ()),
+    "models/continuing.py": FORECASTS,
+    "models/forecast.py": FORECASTS,
+    "models/forecasting.py": FORECASTS,
+    "models/future_times.py": FORECASTS,
+    "models/held_out_rows.py": FORECASTS,
+    "models/reference_forecasts.py": FORECASTS,
+    "models/rolling.py": FORECASTS,
+    "models/forecast_page.py": FORECASTS,
     "models/export/": (
         ("models/test_export_torch.py",),
         ("models/test_export_onnx.py",),
@@ -158,6 +167,8 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("optimisers/test_optimisers.py",),
     ),
     "tasks/": (("tasks/test_data.py",), ("tasks/test_tasks.py", "tasks/test_readers.py")),
+    "tasks/ahead.py": FORECASTS,
+    "tasks/future_rows.py": FORECASTS,
     "tasks/asked.py": (("tasks/test_asked_rows.py",), ("cli/test_predicted_rows.py",)),
     "tasks/data.py": (("tasks/test_data.py",), ("tasks/test_own_samples.py",)),
     "tasks/denoising.py": (("tasks/test_samples.py",), ()),
@@ -208,6 +219,11 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("cli/test_config.py",),
     ),
     "training/prediction_files.py": (("cli/test_predicted_rows.py",), ("tasks/test_data.py",)),
+    "models/attribution.py": (("models/test_attribution.py",), ("models/test_explaining.py",)),
+    "models/explaining.py": (("models/test_explaining.py",), ("cli/test_explain.py",)),
+    "models/explanation.py": (("models/test_explaining.py",), ("cli/test_explain.py",)),
+    "models/explained_page.py": (("cli/test_explain.py",), ()),
+    "training/loggers.py": (("training/test_loggers.py",), ()),
     "training/run_folder.py": (
         ("training/test_run_folders.py",),
         ("training/test_training.py", "training/test_online.py"),

@@ -14,6 +14,7 @@ The packages in the order of the theory; each imports only from those before it:
     diagnostics  questions about an Evaluation, answered by arrays and charts
     training     the training loop, and the run folder it leaves behind
     models       a trained network and its data: predictions and figures
+    estimators   networks with the interface of scikit-learn, which they need
     cli          the command line
 
 A cell is a formula, written with torch's functions:
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         tasks,
         training,
     )
+    from . import estimators as estimators
     from .cells.cell import Cell, cell
     from .cells.primitives import (
         abs,
@@ -158,6 +160,7 @@ _MODULES = {
     "cells": "cells",
     "curvature": "optimisers.curvature",
     "diagnostics": "diagnostics",
+    "estimators": "estimators",  # not in __all__: it needs scikit-learn
     "gradients": "gradients",
     "initialisers": "networks.initialisers",
     "losses": "objectives.losses",

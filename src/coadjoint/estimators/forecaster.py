@@ -6,12 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.metrics import r2_score  # type: ignore[import-untyped]
 
-from ..errors import InputError, whole_number
-from ..models.model import Model
-from ..objectives.batch import Batch
+from ..errors import InputError, choose, whole_number
+from ..models.forecast import Forecast
 from .layout import Sequences, count_features, read_sequences, refuse_other_width
 from .sequences import RecurrentEstimator
 
@@ -22,11 +20,12 @@ FEWEST_STEPS = 20  # of a series whose end is split off by default
 class Forecaster(RecurrentEstimator):
     """A recurrent network that continues series.
 
-    It learns to predict the next step from those before it; for more steps it reads its own
-    predictions. A series is [T] or [T, features]; several are [n, T, features] or a list. The
-    validation set is the end of a single series, or some of several.
+    A series is [T] or [T, features]; several are [n, T, features] or a list. The validation set is
+    the end of a single series, or some of several.
 
-    horizon   the steps that `predict` returns by default
+    horizon    the steps that `predict` returns by default
+    strategy   "recursive" (default): learn to predict the next step, and for more steps read the
+               own predictions; "direct": learn to predict `horizon` steps at once
 
     Other parameters are the settings of `Estimator` and `RecurrentEstimator`. After `fit` there are
     n_features_in_, model_, network_, history_ and best_step_, as in `SequenceClassifier`.
@@ -42,6 +41,7 @@ class Forecaster(RecurrentEstimator):
     """
 
     horizon: int = field(default=1, kw_only=False)
+    strategy: str | None = None
 
     def fit(self, series: Any, y: Any = None) -> Forecaster:
         """Train a new network to predict each next step, and return the estimator.
@@ -50,29 +50,53 @@ class Forecaster(RecurrentEstimator):
             series: [T], [T, features], [n, T, features] or a list of [T_i, features].
             y: Not used; here for scikit-learn.
         """
-        whole_number("horizon", self.horizon)
+        horizon = whole_number("horizon", self.horizon)
+        strategy = "recursive" if self.strategy is None else self.strategy
+        choose("strategy", strategy, ("recursive", "direct"))
         sequences, form = self._read_series(series)
         self.n_features_in_ = count_features(sequences)
-        self._fit(sequences, None, kind="next", at="every")
+        ahead: dict[str, Any] = {}
+        if strategy == "direct":
+            ahead = {"horizon": horizon, "strategy": strategy}
+        self._fit(sequences, None, kind="next", at="every", **ahead)
         self.series_ = sequences
         self.form_ = form
         return self
 
     def predict(self, steps: int | None = None, series: Any = None) -> np.ndarray:
-        """Return the next steps: [steps], [steps, features], or [n, steps, ...] of several series.
+        """Return the next steps: [steps], [steps, features], or of several [n, steps, features].
 
         Args:
             steps: How many; horizon by default.
             series: The past; by default that of `fit`.
         """
+        forecast, form = self._forecast(steps, series, level=0.9)
+        return arrange(forecast.values, form)
+
+    def predict_interval(
+        self, steps: int | None = None, series: Any = None, level: float = 0.9
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lower and upper ends of intervals for the next steps, as `predict`.
+
+        They come from errors in the past; see `co.Model.forecast`, which also tells from which.
+
+        Args:
+            steps: How many; horizon by default.
+            series: The past; by default that of `fit`.
+            level: The share of values that the intervals are to hold, in (0, 1).
+        """
+        forecast, form = self._forecast(steps, series, level)
+        return arrange(forecast.lower, form), arrange(forecast.upper, form)
+
+    def _forecast(self, steps: int | None, series: Any, level: float) -> tuple[Forecast, str]:
+        """Return the forecast of the model, and the form of the series."""
         self._check_fitted()
         count = whole_number("steps", self.horizon if steps is None else steps)
         sequences, form = self.series_, self.form_
         if series is not None:
             sequences, form = self._read_series(series)
             refuse_other_width(sequences, self.n_features_in_, type(self).__name__)
-        paths = np.stack([continue_series(self.model_, one, count) for one in sequences])
-        return arrange(paths, form)
+        return self.model_.forecast(list(sequences), count, level), form
 
     def score(self, series: Any, y: Any = None) -> float:
         """Return R² of the predictions of each next step; y is not used."""
@@ -83,7 +107,8 @@ class Forecaster(RecurrentEstimator):
         true = []
         for one in sequences:
             answers = np.asarray(self.model_.predict([one])[0])
-            predicted.append(answers.reshape(len(one), -1)[:-1])
+            # of several steps at once the first is the next one
+            predicted.append(answers.reshape(len(one), -1)[:-1, : self.n_features_in_])
             true.append(one[1:])
         return float(r2_score(np.concatenate(true), np.concatenate(predicted)))
 
@@ -126,31 +151,3 @@ def arrange(paths: np.ndarray, form: str) -> np.ndarray:
     if form == "numbers":
         return paths[0, :, 0]
     return paths[0] if form == "rows" else paths
-
-
-def continue_series(model: Model, past: np.ndarray, steps: int) -> np.ndarray:
-    """Return the next steps of a series, [steps, C]: the network reads its own predictions.
-
-    A network that carries no state reads the whole series again for each step.
-    """
-    d = model.description
-    prediction = model.prepare([past])
-    if len(prediction) != 1:
-        raise InputError("the series holds missing values that cannot be continued.")
-    _, batch = next(prediction.batches())
-    batch = model.network.move_batch(batch)
-    mean, std = np.array(d.mean), np.array(d.std)
-    scaled = []
-    with torch.no_grad():
-        run = model.network.run(batch)
-        for _ in range(steps):
-            a = run.a[-1]  # [1, C], of scaled values: what comes next
-            scaled.append(a[0].cpu().numpy())
-            u = torch.cat([a, a.new_zeros(1, d.inputs - a.shape[1])], 1)[None]
-            if model.network.carries_state:
-                state = run.state  # type: ignore[attr-defined]  # networks that carry it show it
-                run = model.network.run(Batch(u, x0=state))
-            else:
-                batch = Batch(torch.cat([batch.u, u]))
-                run = model.network.run(batch)
-    return np.asarray(np.stack(scaled).astype(np.float64) * std + mean)

@@ -61,6 +61,8 @@ def refuse_if_not_stepwise(net: Net, description: Description) -> None:
     why = ""
     if description.sample_shape is not None:
         why = "this network reads samples without time"
+    elif description.ahead.get("known"):
+        why = "columns that are known in advance are read with the row before theirs"
     elif getattr(getattr(net, "layers", None), "bidirectional", False):
         why = "this network reads sequences in both directions, so it must see the last row first"
     elif getattr(net, "summary", None) not in (None, "mean"):
