@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import coadjoint as co
+from paths import DATA
 
 T, B, I, D, O = 4, 2, 2, 3, 2
 
@@ -36,6 +37,14 @@ class Odd:
 
     def __repr__(self):
         return "Odd()"
+
+
+def series_task():
+    return co.tasks.Data.of(np.sin(np.arange(40.0)), kind="next", window=5)
+
+
+def series_net():
+    return co.Network("elman", inputs=1, hidden=2, outputs=1, readout="every")
 
 
 # what an argument may be, and values that none of its kind takes
@@ -1082,6 +1091,17 @@ CALLS = {
         )
     },
     "train": (co.train, TRAIN),
+    "load": (
+        lambda run: co.load(run, warn=lambda message: None),
+        {"run": (DATA / "folders-0.6.1" / "data", ("runs/missing", None, 3, [], Odd()))},
+    ),
+    "Model": (
+        co.Model,
+        {
+            "network": (series_net, NET),
+            "description": (series_task, (None, "x", 3, [], Odd(), {})),
+        },
+    ),
     "evaluate": (
         co.evaluate,
         {

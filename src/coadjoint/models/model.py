@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, KindError, brief
 from ..networks.interface import Net
 from ..tasks.ahead import ahead_of
 from ..tasks.data import Data
@@ -67,6 +67,8 @@ class Model:
         self, network: Net, description: Description | Data | JsonDict, settings: Option = None
     ) -> None:
         """Make a model of a network and the task it was trained on, or its description."""
+        if not isinstance(network, Net):
+            raise KindError(f"network must be a network, such as co.Network; got {brief(network)}.")
         if isinstance(description, Data):
             description = description.description
         if not isinstance(description, Description):
