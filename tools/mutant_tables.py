@@ -68,6 +68,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cells/": (KERNEL, SLOW),
     "cells/steps.py": (("cells/test_steps.py",), ("networks/test_initialisers.py",)),
     "cells/structures.py": (("cells/test_structures.py",), ("cells/test_cells.py",)),
+    "estimators/": (("estimators/test_estimators.py",), ("estimators/test_sklearn_checks.py",)),
     "models/export/": (
         ("models/test_export_torch.py",),
         ("models/test_export_onnx.py",),
