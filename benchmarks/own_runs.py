@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coadjoint.cli import build, flags
+from coadjoint.cli import build, build_task, flags
 from coadjoint.cli.schema import Config
 from coadjoint.objectives.batch import Batch
 from coadjoint.tasks.data import Data
@@ -90,7 +90,7 @@ def read_task(prepared: Prepared, path: Path, given: Settings) -> tuple[Config, 
     if prepared.at == "sample":
         values.setdefault("network", {}).setdefault("chain", TABLE_CHAIN)
     config = build.resolve_dependent_keys(flags.resolve(None, values))
-    task = build.task_of(config)
+    task = build_task.task_of(config)
     assert isinstance(task, Data)
     for name in ("valid", "test"):
         task.sets[name] = scaled(task, prepared.parts[name])

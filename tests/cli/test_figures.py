@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import coadjoint as co
-from coadjoint.tasks.baselines import Baseline
+from coadjoint.tasks.baselines import Baseline, Chooser
 from coadjoint.tasks.data import Data
-from coadjoint.tasks.linear import logistic_path, ridge_path
+from coadjoint.tasks.linear import LinearModel, logistic_path, ridge_path
 from coadjoint.training import advice
 
 
@@ -127,6 +127,18 @@ def test_an_autoencoder_is_compared_with_a_linear_model_only_if_there_is_noise(t
     task = Data.read(tmp_path / "x.npz", noise=0.5, **options)
     linear, mean = task.baselines
     assert linear.metrics["test"]["mse"] < mean.metrics["test"]["mse"]
+
+
+def test_equal_linear_models_are_decided_by_the_loss(tmp_path):
+    """All are right about the two entries that validate; the strongest penalty is not the best."""
+    task = Data.read(waves(tmp_path / "waves.csv", n=20))
+    chooser = Chooser(task)
+    X = np.array([[1.0], [-1.0]])
+    y = np.array([0, 1])
+    for strength, slope in ((1.0, 0.1), (0.1, 3.0), (0.01, 2.0)):
+        model = LinearModel(np.array([[slope, -slope]]), np.zeros(2), strength)
+        chooser.offer("logistic regression", model, X, y)
+    assert chooser.best[2].strength == 0.1
 
 
 def test_data_without_held_out_sets_have_no_baselines(tmp_path):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from coadjoint.cli import build, flags, own_defaults
+from coadjoint.cli import build, build_task, flags
 from coadjoint.tasks.data import Data
-from coadjoint.training import settings, validation
+from coadjoint.training import own_defaults, settings, validation
 
 RNG = np.random.default_rng(19)
 
@@ -45,7 +45,7 @@ def fill(path, kind="classify", **given):
     given = {key: dict(section) for key, section in given.items()}
     given["data"] = {"train": path, "kind": kind} | given.get("data", {})
     config = build.resolve_dependent_keys(flags.resolve(None, given))
-    task = build.task_of(config)
+    task = build_task.task_of(config)
     filled = own_defaults.fill(config, given, task)
     return filled.values, filled.notes, task
 
@@ -224,8 +224,8 @@ def test_no_patience_without_a_validation_set():
 
 def test_a_built_in_task_keeps_its_defaults(coadjoint):
     config = flags.resolve(None, {"task": {"name": "xor"}})
-    task = build.task_of(config)
-    assert own_defaults.fill(config, {}, task) == own_defaults.Filled()
+    task = build_task.task_of(config)
+    assert build.resolve_own_defaults(config, {}, task) == (config, [])
     few = ("--hidden", "3", "--steps", "2", "--probes", "2", "--tests", "5", "--confirm", "5")
     code, out, _ = coadjoint("train", "xor", *few, "--out", "run")
     assert code == 0
@@ -282,7 +282,7 @@ def test_persistence_repeats_standardised_inputs(cell):
         "training": {"steps": 1},
     }
     config = build.resolve_dependent_keys(flags.resolve(None, given))
-    task = build.task_of(config)
+    task = build_task.task_of(config)
     net = build.network_of(build.resolve_defaults(config, task, "cpu"), task, "cpu")
     batch = task.sets["test"].batch([0], every=True)
     assert float(batch.u.abs().max()) < 50  # standardised: the walks begin at 100

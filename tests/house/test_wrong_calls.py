@@ -375,6 +375,8 @@ UNMADE = (  # calls of which the table has no good one: they take files, or othe
     "online.read",
     "tasks.Music",
     "tasks.Digits",
+    "load",
+    "Model",
     "report.write",
     "report.markdown",
     "report.read_rows",
@@ -743,6 +745,7 @@ CALLS = {
         {"what": ("top", ("no such", 3, [], Odd()))},
     ),
     "losses.huber": (co.losses.huber, {"delta": (1.0, (*REAL, -1.0, 0))}),
+    "losses.pinball": (co.losses.pinball, {"quantiles": ([0.5], ([], [0], [1.5], ["a"]))}),
     "optimisers.optimiser": (
         co.optimisers.optimiser,
         {
@@ -1158,6 +1161,14 @@ CALLS = {
     "Task.held_out": (
         lambda split, seed, n: list(task().held_out(split, seed, 0, n)),
         {"split": ("test", NAME), "seed": (0, SEED), "n": (2, (*WHOLE, None))},
+    ),
+    "load": (co.load, {"run": (None, ("no such folder", 3, None, [], Odd()))}),
+    "Model": (
+        co.Model,
+        {
+            "network": (None, NET),
+            "description": (None, ({}, 3, None, "x", [], Odd())),
+        },
     ),
     "report.write": (co.report.write, {"folder": (None, ("no such folder", 3, None, [], Odd()))}),
     "report.markdown": (

@@ -190,6 +190,8 @@ def test_what_is_refused(tmp_path):
         export_network(net.eval(), None, tmp_path / "net.py", "torch")
     with pytest.raises(InputError, match="onnx"):
         export_network(exports.build("elman"), None, tmp_path / "net", "tensorflow")
+    with pytest.raises(InputError, match="name a file"):
+        export_network(exports.build("elman"), None, ".", "torch")
     assert not list(tmp_path.iterdir())
 
 

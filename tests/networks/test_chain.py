@@ -253,6 +253,23 @@ def test_samples_of_weight_zero_may_hold_anything():
     assert all(torch.isfinite(g).all() for g in e.gradient.values())
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("shape", [(4, 3), (4, 2, 3)])
+def test_inputs_that_are_not_finite_are_refused_with_their_sample(shape, value):
+    x = torch.ones(shape, dtype=F64)
+    x[2:, ..., 1] = value
+    chain = co.Chain(nn.Linear(3, 2, dtype=F64))
+    for run in (chain, lambda x: co.BP()(chain, co.Batch(x, axis=0), lambda y_hat: y_hat.sum())):
+        with pytest.raises(co.InputError, match=r"holds NaN or inf, first in sample 2; clean"):
+            run(x)
+
+
+def test_finite_inputs_whose_sum_is_not_are_let_through():
+    x = torch.full((4, 3), 1e308, dtype=F64)
+    assert torch.isinf(x.sum())
+    assert (co.Chain(nn.Tanh())(x).a == 1).all()
+
+
 def test_components_by_layer_sum_to_the_gradient():
     for name in KINDS:
         chain, x, y = problem(name)

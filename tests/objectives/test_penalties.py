@@ -358,3 +358,15 @@ def test_a_maker_of_penalties_that_is_given_costates_says_how_to_call_it(name):
         f"co.penalties.{name} makes a penalty: call co.penalties.{name}()(lam); got Costates."
     )
     assert getattr(co.penalties, name)()(lam).shape == (B,)
+
+
+def test_shares_that_hardly_differ_keep_their_digits():
+    """lam_t = g^(T - t) with g near 1: a 1/T of float32 would be wrong by 5e-8 of the whole."""
+    g, steps = 1.0001, 7
+    net = build.network("elman", inputs=1, hidden=1, outputs=1, activation="identity", bias=False)
+    with torch.no_grad():
+        net.W.fill_(g)
+    lam = net(torch.ones(steps, 1, 1, dtype=F64)).costates(lambda y_hat: y_hat.sum(-1))
+    norms = np.array([g ** (steps - t) for t in range(1, steps + 1)])
+    truth = ((norms / norms.sum() - 1 / steps) ** 2).sum()
+    assert float(PENALTIES["share-variance"](lam).detach()) == pytest.approx(truth, rel=1e-10)

@@ -27,8 +27,8 @@ def export(
 ) -> None:
     """Write the network of a run for other programs, with its scaling and its labels.
 
-    It reads columns in the units of your data. What is written is run, and its outputs are compared
-    with those of the network, at two lengths and numbers of samples.
+    What is written reads columns in the units of your data. It is run, and compared with the
+    network itself.
     """
     from ..models.export import export as write
 

@@ -108,9 +108,7 @@ class DataSection(Section):
     window: PositiveInt | None = Field(
         None, description="cut sequences into windows of this many time steps"
     )
-    stride: PositiveInt | None = Field(
-        None, description="time steps from one training window to the next (default: --window)"
-    )
+    stride: PositiveInt | None = Field(None, description="steps between training windows")
     horizon: PositiveInt | None = Field(None, description="--kind next: time steps to forecast")
     strategy: Literal["recursive", "direct"] | None = Field(
         None, description="feed one step back, or learn --horizon steps at once (default)"
@@ -396,9 +394,7 @@ class TrainingSection(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
-    logger: str | list[str] | None = Field(
-        None, description="also log to some of tensorboard, mlflow and wandb: mlflow,wandb"
-    )
+    logger: str | list[str] | None = Field(None, description="also log to tensorboard,mlflow,wandb")
     tensorboard: bool = Field(False, description="the same as --logger tensorboard")
     test_set: bool | None = Field(
         None, description="finite data: score the test set at the end (default), or leave it alone"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from ..tasks.prediction import Prediction, softmax
 Answers = np.ndarray | list[np.ndarray]
 
 
-def labels_of(description: Description) -> list[Any]:
+def labels_of(description: Description) -> list[str] | list[int]:
     """Return the classes: whole numbers, if all labels are, else words.
 
     Example: labels of a file are words; 007 is no number.
@@ -26,7 +25,7 @@ def labels_of(description: Description) -> list[Any]:
     return plain_labels(description.labels)
 
 
-def plain_labels(labels: list[str]) -> list[Any]:
+def plain_labels(labels: list[str]) -> list[str] | list[int]:
     """Return labels as whole numbers if all of them are written as such, else as they are."""
     try:
         numbers = [int(label) for label in labels]

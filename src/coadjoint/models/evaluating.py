@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..errors import DataError, InputError, whole_number
+from ..tasks.ahead import ahead_of
 from ..tasks.description import Description, JsonDict
 from ..tasks.metrics import OF_CLASSES, OF_NUMBERS, ClassTally, NumberTally
 from ..tasks.new_data import targets_of
@@ -300,7 +301,9 @@ def target_names(description: Description) -> list[str]:
     """Return the names of the numbers that are predicted; [] for the entries of samples."""
     if description.kind == "reconstruct":
         return []
-    return description.targets if description.kind == "regress" else description.numeric
+    if description.kind == "next":
+        return ahead_of(description).output_names
+    return description.targets
 
 
 Sample = Callable[[np.ndarray], dict[str, np.ndarray]]
@@ -374,7 +377,7 @@ def guesses_of_numbers(
         yield "mean", np.broadcast_to(mean, entries.y.shape)
     if d.kind == "next":
         sheet = prediction.cut.sheet
-        columns = [sheet.features.index(name) for name in d.numeric]
+        columns = [sheet.features.index(name) for name in ahead_of(d).predicted]
         rows = [np.arange(start, stop) for _, start, stop in prediction.cut.pieces]
         now = sheet.u[np.concatenate(rows)][:, columns][has_target]
         if not np.isnan(now).any():

@@ -7,7 +7,6 @@ found.attributions[0]  # [T, columns] of the first sequence
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +28,7 @@ from ..errors import (
 )
 from ..networks.interface import Net
 from ..objectives.batch import Batch
+from ..tasks.ahead import ahead_of
 from ..tasks.description import Description
 from ..tasks.prediction import Prediction, entry_names
 from .attribution import (
@@ -194,7 +194,7 @@ def output_names(description: Description) -> list[str]:
     if description.kind == "classify":
         return description.labels
     if description.kind == "next":
-        return description.numeric
+        return ahead_of(description).output_names
     if description.kind == "reconstruct":
         return entry_names(description)
     return description.targets or ["target"]
@@ -307,9 +307,9 @@ def zero_inputs(description: Description) -> np.ndarray:
         if name not in description.categories:
             numbers.append(-mean / std)
     masks = [0.0 for _ in description.masked]
-    words = itertools.chain.from_iterable(
-        description.shares[name] for name in description.categories
-    )
+    words: list[float] = []
+    for name in description.categories:
+        words += description.shares[name]
     gap = description.gap
     gaps = [-gap["mean"] / gap["std"]] if gap else []
     return np.array([*numbers, *masks, *(-share for share in words), *gaps])

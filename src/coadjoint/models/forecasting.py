@@ -25,6 +25,7 @@ from .future_times import future_times
 
 MOST_STEPS = 100_000
 PATHS = 500  # of a series, for its intervals
+SERIES_AT_ONCE = 40
 FEWEST_ERRORS = 10  # to draw from
 FEWEST_OWN_ERRORS = 30  # of a series that uses no other's
 WARM_UP = 20  # rows at the start of a series whose errors do not count, at most a fifth of it
@@ -42,6 +43,27 @@ class Start(NamedTuple):
         """Return each start so many times."""
         state = torch.repeat_interleave(self.state, times, 0)
         return Start(np.repeat(self.a, times, 0), state, np.repeat(self.lead, times, 0))
+
+
+def join_starts(starts: Sequence[Start]) -> Start:
+    """Return several starts as one."""
+    return Start(
+        np.concatenate([start.a for start in starts]),
+        torch.cat([start.state for start in starts]),
+        np.concatenate([start.lead for start in starts]),
+    )
+
+
+class Source(NamedTuple):
+    """Errors [m, H, k] to draw from, and the generator that draws."""
+
+    errors: np.ndarray
+    generator: np.random.Generator
+
+    def draw(self) -> np.ndarray:
+        """Return the errors of PATHS paths, [PATHS, H, k]."""
+        drawn: np.ndarray = self.errors[self.generator.integers(len(self.errors), size=PATHS)]
+        return drawn
 
 
 class Errors(NamedTuple):
@@ -97,19 +119,21 @@ def forecast_series(
     if by_quantiles:
         note = "intervals by the quantiles that the network learned"
     mean, std = scale_of_predicted(d, rows.ahead)
+    starts = [Start(t.a[-1:], t.state, lead) for t, lead in zip(traces, leads, strict=True)]
     values = []
     lower = []
     upper = []
-    for i, trace in enumerate(traces):
-        start = Start(trace.a[-1:], trace.state, leads[i])
-        point = continue_paths(net, start.a, start.state, steps, rows, start.lead)
+    for first in range(0, len(starts), SERIES_AT_ONCE):
+        numbers = range(first, min(first + SERIES_AT_ONCE, len(starts)))
+        start = join_starts([starts[i] for i in numbers])
+        values.append(continue_paths(net, start.a, start.state, steps, rows, start.lead))
         if by_quantiles:
             low, high = quantile_interval(start.a, rows.ahead, steps, level)
         else:
-            low, high = interval_of(net, start, steps, rows, errors.of(i), level, [seed, i])
-        values.append(point[0] * std + mean)
-        lower.append(low[0] * std + mean)
-        upper.append(high[0] * std + mean)
+            sources = [Source(errors.of(i), rng(seed, "forecast", i)) for i in numbers]
+            low, high = interval_of(net, start, steps, rows, sources, level)
+        lower.append(low)
+        upper.append(high)
     times = [future_times(sheet, i, steps) for i in range(len(traces))]
     return Forecast(
         source=prediction.source,
@@ -118,9 +142,9 @@ def forecast_series(
         id_column=sheet.id_column,
         times=None if sheet.stamps is None else [stamps or [] for stamps in times],
         time_column=sheet.columns.get("time", "") or "time",
-        values=np.stack(values),
-        lower=np.stack(lower),
-        upper=np.stack(upper),
+        values=np.concatenate(values) * std + mean,
+        lower=np.concatenate(lower) * std + mean,
+        upper=np.concatenate(upper) * std + mean,
         level=level,
         history=[past_values(sheet, i, rows.ahead) for i in range(len(traces))],
         past_times=past_stamps(sheet),
@@ -244,36 +268,30 @@ def interval_of(
     start: Start,
     steps: int,
     rows: FutureRows,
-    errors: np.ndarray,
+    sources: Sequence[Source],
     level: float,
-    seed: Sequence[int],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of the intervals, [K, steps, k] both, in scaled units; NaN without errors.
 
-    They are quantiles of PATHS paths from each of K starts, with errors [m, H, k] drawn at random.
+    They are quantiles of PATHS paths from each of K starts, with errors drawn at random.
 
     Args:
         net: The network.
         start: Where the paths begin.
         steps: How many steps.
         rows: Makes the inputs of the future.
-        errors: Those to draw from.
+        sources: Of each start the errors to draw from.
         level: The share of paths between the ends.
-        seed: Of the draws.
     """
-    a = start.a
-    if len(errors) < FEWEST_ERRORS:
-        empty = np.full((len(a), steps, errors.shape[-1]), np.nan)
+    if min(len(source.errors) for source in sources) < FEWEST_ERRORS:
+        empty = np.full((len(start.a), steps, len(rows.places)), np.nan)
         return empty, empty
-    draws = rng(seed[0], "forecast", *seed[1:])
-    count = PATHS * len(a)
 
     def shock(_block: int) -> np.ndarray:
-        drawn: np.ndarray = errors[draws.integers(len(errors), size=count)]
-        return drawn
+        return np.concatenate([source.draw() for source in sources])
 
     many = start.repeated(PATHS)
     paths = continue_paths(net, many.a, many.state, steps, rows, many.lead, shock)
-    paths = paths.reshape(len(a), PATHS, steps, -1)
+    paths = paths.reshape(len(start.a), PATHS, steps, -1)
     low, high = np.quantile(paths, ((1 - level) / 2, (1 + level) / 2), axis=1)
     return low, high

@@ -8,9 +8,8 @@ model.predict(arrays)
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,7 +18,8 @@ from ..errors import DataError, InputError
 from ..networks.interface import Net
 from ..tasks.ahead import ahead_of
 from ..tasks.data import Data
-from ..tasks.description import Description, JsonDict, PathLike
+from ..tasks.description import Description, JsonDict, Option, PathLike
+from ..tasks.frames import Given
 from ..tasks.memory import Source, source_of
 from ..tasks.new_data import read_new
 from ..tasks.prediction import Prediction
@@ -64,7 +64,7 @@ class Model:
     """
 
     def __init__(
-        self, network: Net, description: Description | Data | JsonDict, settings: Any = None
+        self, network: Net, description: Description | Data | JsonDict, settings: Option = None
     ) -> None:
         """Make a model of a network and the task it was trained on, or its description."""
         if isinstance(description, Data):
@@ -93,7 +93,7 @@ class Model:
         return f"Model({d.kind} at {d.at} {what}, {len(d.features)} features, {self.network!r})"
 
     @property
-    def labels(self) -> list[Any]:
+    def labels(self) -> list[str] | list[int]:
         """The classes in the order of the outputs: whole numbers if all are, else words."""
         return labels_of(self.description)
 
@@ -104,13 +104,13 @@ class Model:
 
     def prepare(
         self,
-        data: Any,
+        data: Given,
         *,
         whole: bool = False,
-        lengths: Any = None,
-        ids: Any = None,
-        times: Any = None,
-        **reading: Any,
+        lengths: Given = None,
+        ids: Given = None,
+        times: Given = None,
+        **reading: Option,
     ) -> Prediction:
         """Read and scale data for the network.
 
@@ -127,7 +127,7 @@ class Model:
         source = source_of(data, "data", **beside)
         return self._prepare(source, whole=whole, **reading)
 
-    def _prepare(self, source: Source, **reading: Any) -> Prediction:
+    def _prepare(self, source: Source, **reading: Option) -> Prediction:
         """Return what `prepare` does, of a source."""
         return with_note_on_windows(self.network, read_new(self.description, source, **reading))
 
@@ -139,7 +139,7 @@ class Model:
         """
         return compute_outputs(self.network, prediction)
 
-    def predict(self, data: Any, **options: Any) -> Answers:
+    def predict(self, data: Given, **options: Option) -> Answers:
         """Return labels, or numbers in their units.
 
         Of arrays: one for each sequence or sample, [n], or [n, k] for k numbers; at every step (and
@@ -154,7 +154,7 @@ class Model:
         """
         return self._answer(data, options, self._decide)
 
-    def predict_proba(self, data: Any, **options: Any) -> Answers:
+    def predict_proba(self, data: Given, **options: Option) -> Answers:
         """Return the probability of each class, in the order of `labels`; else as `predict`."""
         if self.description.kind != "classify":
             raise InputError(
@@ -162,7 +162,7 @@ class Model:
             )
         return self._answer(data, options, probabilities)
 
-    def table(self, data: Any, **options: Any) -> dict[str, Any]:
+    def table(self, data: Given, **options: Option) -> dict[str, Sequence[object] | np.ndarray]:
         """Return the predictions as a dictionary of columns, those of `coadjoint predict`.
 
         They are row, step, id and time, as far as the data have them, prediction and the
@@ -184,12 +184,12 @@ class Model:
 
     def forecast(
         self,
-        data: Any,
+        data: Given,
         steps: int | None = None,
         level: float = 0.9,
         *,
         seed: int = 0,
-        **options: Any,
+        **options: Option,
     ) -> Forecast:
         """Continue each series by `steps` steps, with intervals that are to hold a share `level`.
 
@@ -211,14 +211,14 @@ class Model:
 
     def roll(
         self,
-        data: Any,
+        data: Given,
         steps: int | None,
         origins: int,
         level: float = 0.9,
         *,
         season: int | None = None,
         seed: int = 0,
-        **options: Any,
+        **options: Option,
     ) -> Rolling:
         """Forecast from the last `origins` possible rows of each series, and measure the errors.
 
@@ -245,13 +245,13 @@ class Model:
 
     def evaluate(
         self,
-        data: Any,
-        targets: Any = None,
+        data: Given,
+        targets: Given = None,
         *,
         resamples: int = RESAMPLES,
         level: float = LEVEL,
         seed: int = 0,
-        **options: Any,
+        **options: Option,
     ) -> Assessment:
         """Return all metrics on labelled data, of each class or target too, with intervals.
 
@@ -274,7 +274,7 @@ class Model:
         return assess(prediction, a, resamples=resamples, level=level, seed=seed)
 
     def step(
-        self, row: Row, state: StepState | None = None, time: Any = None
+        self, row: Row, state: StepState | None = None, time: Given = None
     ) -> tuple[StepAnswer, StepState | None]:
         """Return (the answer to the rows so far, the state after this row).
 
@@ -295,7 +295,7 @@ class Model:
         """
         return step(self.network, self.description, row, state, time)
 
-    def explain(self, data: Any, **options: Any) -> Explanation:
+    def explain(self, data: Given, **options: Option) -> Explanation:
         """Return which steps and columns the predictions come from.
 
         Args:
@@ -306,7 +306,7 @@ class Model:
         return explain(self, data, **options)
 
     def _answer(
-        self, data: Any, options: JsonDict, decide: Callable[[np.ndarray], np.ndarray]
+        self, data: Given, options: JsonDict, decide: Callable[[np.ndarray], np.ndarray]
     ) -> Answers:
         """Return what `decide` makes of pre-outputs [M, outputs], in the form of the data."""
         options = dict(options)
@@ -322,7 +322,7 @@ class Model:
 
 
 def load(
-    run: PathLike, network: Net | None = None, warn: Callable[[str], None] = warnings.warn
+    run: PathLike, warn: Callable[[str], None] = warnings.warn, network: Net | None = None
 ) -> Model:
     """Return the model of a run folder, or of a model.safetensors, with scales and labels.
 
@@ -343,21 +343,20 @@ def load(
 
     Args:
         run: The folder of `coadjoint train`, or its model.safetensors.
+        warn: Called with a message about a run that has not finished, or an old file.
         network: One to load the weights into, for a run of `co.train`, whose files describe its
             data but not its network.
-        warn: Called with a message about a run that has not finished, or an old file.
     """
     net, description = load_best(run, warn, network)
     if description.get("data") is not None:
-        return Model(net, description["data"], description.get("settings"))
+        model = Model(net, description["data"], description.get("settings"))
+        model.folder = Path(run) if Path(run).is_dir() else None
+        return model
     if description.get("task") is None:
         raise DataError(
             f"{run} was trained from Python and does not describe its data. Make the model from "
             "the task: co.Model(net, task)."
         )
-    model = Model(net, description["data"], description.get("settings"))
-    model.folder = Path(run) if Path(run).is_dir() else None
-    return model
     raise DataError(
         f"{run} was trained on task '{description['task']}', not on your own data, so it has no "
         "columns to read. coadjoint.training.predict.load_model returns its network."

@@ -73,7 +73,7 @@ def season_of_values(values: np.ndarray) -> int:
     r = np.fft.irfft(power)[: min(T // FEWEST_SEASONS, MOST_SEASON) + 2]
     if r[0] <= 0:
         return 1
-    r = r / r[0] * T / (T - np.arange(len(r)))
+    r = r / r[0]
     inner = np.arange(2, len(r) - 1)
     is_peak = (r[inner] > r[inner - 1]) & (r[inner] >= r[inner + 1]) & (r[inner] > CLEAR)
     peaks = inner[is_peak]

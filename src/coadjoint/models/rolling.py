@@ -16,10 +16,12 @@ from ..errors import DataError, one_line, real, whole_number
 from ..networks.interface import Net
 from ..tasks.files.sheet import Sheet
 from ..tasks.prediction import Prediction
+from ..tasks.task import rng
 from .continuing import FutureRows, check_network, continue_paths
 from .forecasting import (
     MOST_STEPS,
     HeldOut,
+    Source,
     Start,
     has_quantiles,
     interval_of,
@@ -140,7 +142,9 @@ def roll(
         if by_quantiles:
             low, high = quantile_interval(start.a, rows.ahead, steps, level)
         else:
-            low, high = interval_of(net, start, steps, rows, past.of(i), level, [seed, i])
+            generator = rng(seed, "forecast", i)
+            sources = [Source(past.of(i), generator)] * len(end)
+            low, high = interval_of(net, start, steps, rows, sources, level)
         is_inside = (truth >= low * std + mean) & (truth <= high * std + mean)
         is_unknown = np.isnan(truth) | np.isnan(low)
         inside.append(np.where(is_unknown, np.nan, is_inside))
@@ -152,9 +156,9 @@ def roll(
     coverage = np.nansum(of_all, 0) / np.where(count, count, np.nan)
     together = {name: np.concatenate(parts) for name, parts in errors.items()}
     unseen = held_out or {}
-    seen = sum(
-        unseen.get(sheet.ids[i], int(sheet.lengths[i])) > first for i, first in enumerate(firsts)
-    )
+    seen = 0
+    for name, T, first in zip(sheet.ids, sheet.lengths.tolist(), firsts, strict=True):
+        seen += unseen.get(name, T) > first
     notes = [chosen.reason, note]
     if seen:
         notes.append(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +17,12 @@ from ..tasks.description import Description
 from ..tasks.files.columns import TableColumns
 from ..tasks.files.sheet import Options, Problems, Sheet, quote_names
 from ..tasks.files.words import canonical_word
-from ..tasks.frames import TypedColumn, is_missing, read_times
+from ..tasks.frames import Given, TypedColumn, is_missing, read_times
 from ..tasks.scaling import inputs_of
 from .answers import decide, probabilities
 
 PATH = "argument row"  # in messages
-Row = Mapping[str, Any] | Sequence[Any] | np.ndarray | Tensor
+Row = Mapping[str, Given] | Sequence[Given] | np.ndarray | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +39,7 @@ class StepState:
     network: Tensor
     count: int
     total: Tensor | None
-    values: tuple[Any, ...]
+    values: tuple[Given, ...]
     time: float | None
 
 
@@ -53,7 +52,7 @@ class StepAnswer:
     probabilities  of the classes, in the order of `Model.labels`; None without classes
     """
 
-    value: Any
+    value: Given
     probabilities: np.ndarray | None = None
 
 
@@ -62,6 +61,8 @@ def refuse_if_not_stepwise(net: Net, description: Description) -> None:
     why = ""
     if description.sample_shape is not None:
         why = "this network reads samples without time"
+    elif description.ahead.get("known"):
+        why = "columns that are known in advance are read with the row before theirs"
     elif getattr(getattr(net, "layers", None), "bidirectional", False):
         why = "this network reads sequences in both directions, so it must see the last row first"
     elif getattr(net, "summary", None) not in (None, "mean"):
@@ -79,7 +80,7 @@ def carries_mean(net: Net) -> bool:
 
 
 def step(
-    net: Net, description: Description, row: Row, state: StepState | None, time: Any = None
+    net: Net, description: Description, row: Row, state: StepState | None, time: Given = None
 ) -> tuple[StepAnswer, StepState | None]:
     """Return (the answer to the rows so far, the state after this one); see `Model.step`."""
     refuse_if_not_stepwise(net, description)
@@ -116,7 +117,7 @@ def step(
 def advance(net: Net, u: Tensor, state: StepState | None) -> tuple[Tensor, StepState]:
     """Return (the pre-outputs, the state) after the inputs u [1, 1, inputs] of one row."""
     x0 = None if state is None else state.network
-    run: Any = net.run(net.move_batch(Batch(u, x0=x0)))
+    run: Given = net.run(net.move_batch(Batch(u, x0=x0)))
     count = 1 if state is None else state.count + 1
     if getattr(net, "summary", None) is None:
         return run.a, StepState(run.state, count, None, (), None)
@@ -128,7 +129,7 @@ def advance(net: Net, u: Tensor, state: StepState | None) -> tuple[Tensor, StepS
     return a, StepState(run.state, count, total, (), None)
 
 
-def read_row(row: Row, description: Description, time: Any) -> tuple[list[Any], Any]:
+def read_row(row: Row, description: Description, time: Given) -> tuple[list[Given], Given]:
     """Return (the value of each feature, None where missing; the time) of a row.
 
     A dictionary, or a row of a frame, is read by name, and anything else by position.
@@ -162,12 +163,12 @@ def read_row(row: Row, description: Description, time: Any) -> tuple[list[Any], 
     return values, time
 
 
-def read_word(value: Any) -> str | None:
+def read_word(value: Given) -> str | None:
     """Return a word as training compares it; None if it is missing."""
     return None if is_missing(value) else canonical_word(str(value)) or None
 
 
-def read_number(value: Any, name: str) -> float | None:
+def read_number(value: Given, name: str) -> float | None:
     """Return a number; None if it is missing. name: that of the feature."""
     if is_missing(value):
         return None
@@ -182,7 +183,7 @@ def read_number(value: Any, name: str) -> float | None:
     return number
 
 
-def read_time(time: Any, description: Description) -> float:
+def read_time(time: Given, description: Description) -> float:
     """Return a time as a number, or a date in microseconds since 1970."""
     problems = Problems(PATH)
     columns = TableColumns()
@@ -196,7 +197,7 @@ def read_time(time: Any, description: Description) -> float:
 
 
 def sheet_of_rows(
-    values: list[Any], time: float | None, state: StepState | None, description: Description
+    values: list[Given], time: float | None, state: StepState | None, description: Description
 ) -> Sheet:
     """Return a sheet of the row, behind the row before if there is one and both have times."""
     d = description

@@ -27,6 +27,7 @@ from .chain_calls import (
     largest_dropout,
     random_states,
     refuse_mixing,
+    require_finite_input,
     restored_generators,
 )
 from .chain_run import ChainRun
@@ -272,7 +273,7 @@ class Chain(Net):
         return next(self.parameters(), torch.empty(0))
 
     def forward(self, x: Tensor) -> ChainRun:
-        """Run over x [B, ...]."""
+        """Run over x [B, ...]; NaN and inf in x are refused."""
         return self.run(Batch(x, axis=0), called=True)
 
     def run(self, batch: Batch, called: bool = False) -> ChainRun:
@@ -311,6 +312,7 @@ class Chain(Net):
                 "the input x of a chain is a tensor [B, ...] of real numbers; got "
                 f"{list(x.shape)} of {x.dtype}."
             )
+        require_finite_input(x)
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # where lam_0 = dL/dinput is taken
         stretches: list[Stretch] = []

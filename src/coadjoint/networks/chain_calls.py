@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import CoadjointError, InputError, KindError, Unsupported, brief, whole_number
-from ..sweeps.torch_internals import change_count
+from ..sweeps.checks import require
+from ..sweeps.torch_internals import change_count, is_fake, transforms_are_on
 from .maps import Dense, Tied
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -43,6 +44,30 @@ def largest_dropout(modules: Iterable[nn.Module]) -> float:
 def describe_map(index: int, module: nn.Module) -> str:
     """A map in words, for messages: "map 3 (Linear)"."""
     return f"map {index} ({type(module).__name__})"
+
+
+def require_finite_input(x: Tensor) -> None:
+    """Refuse an input x [B, ...] that holds NaN or inf; the message names the first such sample.
+
+    Nothing is checked where no value can be looked at: on meta, of a fake tensor, and inside the
+    transforms of torch.func.
+    """
+    if x.is_meta or is_fake(x) or transforms_are_on():
+        return
+    # A sum is quicker than a test of every number, which follows only if the sum is not finite.
+    require(x.detach().sum().isfinite(), lambda: nonfinite_input_error(x))
+
+
+def nonfinite_input_error(x: Tensor) -> InputError | None:
+    """The error for an input x [B, ...] with NaN or inf; None if it holds none."""
+    bad = (~torch.isfinite(x)).flatten().nonzero()
+    if not len(bad):
+        return None
+    sample = int(bad[0, 0]) // x[0].numel()
+    return InputError(
+        f"the input x holds NaN or inf, first in sample {sample}; clean the data, or leave that "
+        "sample out."
+    )
 
 
 def call_map(index: int, module: nn.Module, x: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ Slopes = Sequence[Tensor | None]  # by each of a part's leaves; none if nothing 
 
 
 class CostateSlope(NamedTuple):
-    """The slope of a penalty by a block of mantissas, entries + rates * mantissa; None for zeros."""
+    """The penalty's slope by a block of mantissas, entries + rates * mantissa; None for zeros."""
 
     mantissa: Tensor  # [rows, B, n]
     entries: Tensor | None  # [rows, B, n]
@@ -123,10 +123,14 @@ class SweptPart(ChainPart):
 
     def costates(self, lam: Tensor) -> ScaledBlock:
         """The scaled adjoint sweep."""
-        rows = self.run.plan.rows
-        self.lam, self.k, drive = self.run.costate(None, lam, None)
-        (self.delta,) = drive()
-        return ScaledBlock(self.lam.view(rows.T + 1, rows.B, -1), self.k.view(rows.T + 1, rows.B))
+        plan = self.run.plan
+        rows = plan.rows
+        self.lam, self.delta, k = plan.engine.adjoint(
+            plan, self.run.saved, self.run.W, None, lam, None, None, scaled=True, keep=True
+        )
+        assert k is not None
+        self.k = k
+        return ScaledBlock(self.lam.view(rows.T + 1, rows.B, -1), k.view(rows.T + 1, rows.B))
 
     def tangents(self, slope: CostateSlope | None, carried: Tensor | None) -> Tensor:
         """The tangent sweep in the units of the costates, and the bend of all layers."""

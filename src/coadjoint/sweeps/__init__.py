@@ -19,6 +19,7 @@ plan               which cell, over which rows, by which engine; what an engine 
 weights            W, one matrix for all steps or one for each
 slopes, pointwise, affine   the computations that are parallel over time
 differentiable, adjoint_tangent   the loops as operations that differentiate any number of times
+dense              tangents and weight gradients of dense layers
 functions          what the autograd Functions share
 run                a sweep that has been made, and can be pulled back and pushed forward
 costates, norms    lam_t, a mantissa and a power of two for each sample and step; their norms

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from .cutting import (
     slide_windows,
 )
 from .denoising import draw_noise, noisy_copies
-from .description import ColumnNames, Description, JsonDict, SampleDescription
+from .description import ColumnNames, Description, JsonDict, Option, SampleDescription
 from .encoding import (
     align_categories,
     check_encoding_options,
@@ -32,6 +31,7 @@ from .encoding import (
 )
 from .files.packed import table_stem
 from .files.sheet import Options
+from .frames import Given
 from .judging import JudgedCollection
 from .memory import InMemory, Source, name_of, source_of
 from .new_data import read_new
@@ -349,15 +349,15 @@ class Data(JudgedCollection):
     @classmethod
     def of(
         cls,
-        inputs: Any,
-        targets: Any = None,
+        inputs: Given,
+        targets: Given = None,
         *,
-        valid: Any = None,
-        test: Any = None,
-        lengths: Any = None,
-        ids: Any = None,
-        times: Any = None,
-        **options: Any,
+        valid: Given = None,
+        test: Given = None,
+        lengths: Given = None,
+        ids: Given = None,
+        times: Given = None,
+        **options: Option,
     ) -> Data:
         """Make a task from arrays, lists, tensors or frames in memory.
 
@@ -398,14 +398,14 @@ class Data(JudgedCollection):
     @staticmethod
     def for_prediction(
         description: JsonDict,
-        path: Any,
+        path: Given,
         *,
         keep: ColumnNames | bool = None,
         whole: bool = False,
-        lengths: Any = None,
-        ids: Any = None,
-        times: Any = None,
-        **reading: Any,
+        lengths: Given = None,
+        ids: Given = None,
+        times: Given = None,
+        **reading: Option,
     ) -> Prediction:
         """Read new sequences for a network whose data had this description.
 

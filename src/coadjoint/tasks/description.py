@@ -16,6 +16,7 @@ from .files.sheet import KINDS
 ColumnNames = str | Sequence[str] | None
 PathLike = str | os.PathLike[str]
 JsonDict = dict[str, Any]  # values of plain JSON types
+Option = Any  # the value of an option that is checked where it is used
 
 SAMPLE_KINDS = ("classify", "regress", "reconstruct")  # of samples without time
 MOST_AXES = 7  # of a sample without time

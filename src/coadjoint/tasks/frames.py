@@ -29,6 +29,8 @@ from .files.table import KIND_ADVICE, sheet_from_columns
 from .files.wide import wide_options
 from .files.words import Survey
 
+Given = Any  # arrays, lists, tensors, frames and their columns, which are known by their methods
+
 # The kinds of columns by the kinds of NumPy's types.
 KINDS = {"b": "bool", "i": "whole", "u": "whole", "f": "number", "M": "time", "U": "words"}
 
@@ -41,7 +43,7 @@ def is_frame(data: object) -> bool:
     return hasattr(type(data), "columns") and hasattr(type(data), "__getitem__")
 
 
-def columns_of(frame: Any) -> dict[str, Any]:
+def columns_of(frame: Given) -> dict[str, Given]:
     """Return the columns of a frame by name, whatever holds their values.
 
     Of a pandas frame the index is a column too, if it has a name or holds dates.
@@ -99,7 +101,7 @@ class TypedColumn:
     missing: np.ndarray
 
     @classmethod
-    def of(cls, values: Any, place: str) -> TypedColumn:
+    def of(cls, values: Given, place: str) -> TypedColumn:
         """Return the column with these values; place: names it in messages."""
         array = to_array(values, place)
         if array.ndim != 1:
@@ -157,7 +159,7 @@ class TypedColumn:
         return dates
 
 
-def without_zone(date: Any) -> Any:
+def without_zone(date: Given) -> Given:
     """Return a date without its time zone, in UTC."""
     zone = getattr(date, "tzinfo", None)
     if zone is None:
@@ -165,7 +167,7 @@ def without_zone(date: Any) -> Any:
     return np.datetime64(date.astimezone(datetime.UTC).replace(tzinfo=None), "us")
 
 
-def to_array(values: Any, place: str) -> np.ndarray:
+def to_array(values: Given, place: str) -> np.ndarray:
     """Return a column, list, array or tensor as an array; place: names it in messages."""
     if isinstance(values, Tensor):
         values = values.detach().cpu()
@@ -190,7 +192,7 @@ class FrameTable:
     names  of its columns;  count  of its rows;  path  what it is called in messages
     """
 
-    def __init__(self, columns: Mapping[str, Any], path: str) -> None:
+    def __init__(self, columns: Mapping[str, Given], path: str) -> None:
         self.path = path
         self.raw = dict(columns)
         self.names = list(self.raw)
@@ -244,7 +246,7 @@ class FrameTable:
         return f"{self.path} row {row} column '{one_line(column)}'"
 
 
-def read_frame(columns: Mapping[str, Any], path: str, options: Options) -> Sheet:
+def read_frame(columns: Mapping[str, Given], path: str, options: Options) -> Sheet:
     """Read a frame: a long table, or with options.wide a row for each sequence.
 
     Args:
@@ -289,7 +291,7 @@ def read_frame(columns: Mapping[str, Any], path: str, options: Options) -> Sheet
 
 
 def read_times(
-    column: TypedColumn, typed: TableColumns, options: Options, problems: Problems, where: Any
+    column: TypedColumn, typed: TableColumns, options: Options, problems: Problems, where: Given
 ) -> None:
     """Put the time column into `typed`: numbers, or dates as microseconds since 1970.
 

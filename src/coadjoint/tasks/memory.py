@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -22,7 +21,16 @@ from .files.columns import TableColumns
 from .files.samples import sheet_of_arrays
 from .files.sheet import Options, Problems, Sheet
 from .files.source import LoadedFile
-from .frames import TypedColumn, columns_of, is_frame, is_missing, read_frame, read_times, to_array
+from .frames import (
+    Given,
+    TypedColumn,
+    columns_of,
+    is_frame,
+    is_missing,
+    read_frame,
+    read_times,
+    to_array,
+)
 
 TARGET = "target"  # the name of targets beside a frame that have none of their own
 TIME = "time"  # the name of times beside arrays
@@ -43,11 +51,11 @@ class InMemory:
     """
 
     name: str
-    inputs: Any
-    targets: Any = None
-    lengths: Any = None
-    ids: Any = None
-    times: Any = None
+    inputs: Given
+    targets: Given = None
+    lengths: Given = None
+    ids: Given = None
+    times: Given = None
 
     @property
     def path(self) -> str:
@@ -82,7 +90,7 @@ class InMemory:
 Source = PathLike | InMemory
 
 
-def source_of(data: Any, name: str, **beside: Any) -> Source:
+def source_of(data: Given, name: str, **beside: Given) -> Source:
     """Return a path as it is, and anything else as InMemory.
 
     Args:
@@ -120,7 +128,7 @@ def read_source(source: Source, options: Options) -> Sheet:
     return source.read(options) if isinstance(source, InMemory) else files.read(source, options)
 
 
-def is_ragged(values: Any) -> bool:
+def is_ragged(values: Given) -> bool:
     """Tell whether `values` is a list, or an array of objects, that holds arrays."""
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
         return False
@@ -128,14 +136,14 @@ def is_ragged(values: Any) -> bool:
     return is_list and len(values) > 0 and all(has_axes(value) for value in values)
 
 
-def has_axes(value: Any) -> bool:
+def has_axes(value: Given) -> bool:
     """Tell whether a value is an array, tensor, column or list, and not a number or a word."""
     if isinstance(value, str | bytes):
         return False
     return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
 
 
-def numbers_of(values: Any, place: str) -> np.ndarray:
+def numbers_of(values: Given, place: str) -> np.ndarray:
     """Return an array of numbers; one of anything else is refused.
 
     Objects are numbers or missing; truth values are 0 and 1.
@@ -248,7 +256,7 @@ def put_sequences(held: InMemory, options: Options, arrays: dict[str, np.ndarray
     return layout
 
 
-def is_one(u: np.ndarray, targets: Any, options: Options) -> bool:
+def is_one(u: np.ndarray, targets: Given, options: Options) -> bool:
     """Tell whether u (rows, columns) is one sequence, and not sequences of one feature.
 
     It is if several features are known by name and there is a column for each, or if each row has
@@ -306,7 +314,7 @@ def pad_targets(parts: list[np.ndarray], arrays: dict[str, np.ndarray]) -> np.nd
     return padded
 
 
-def labels_or_numbers(values: Any, place: str, options: Options) -> np.ndarray:
+def labels_or_numbers(values: Given, place: str, options: Options) -> np.ndarray:
     """Return targets as numbers, or labels as words; None, NaN and NA are missing."""
     array = to_array(values, place)
     if array.dtype.kind in "biu" or (array.dtype.kind == "f" and options.kind != "classify"):
@@ -322,7 +330,7 @@ def labels_or_numbers(values: Any, place: str, options: Options) -> np.ndarray:
     return np.array(words).reshape(array.shape)
 
 
-def label_text(value: Any) -> str:
+def label_text(value: Given) -> str:
     """Return a label as text: 1.0 as 1."""
     is_whole = isinstance(value, float) and value.is_integer()
     return str(int(value)) if is_whole else str(value).strip()

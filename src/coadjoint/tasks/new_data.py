@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ..errors import DataError, InputError
+from .ahead import ahead_of
 from .asked import find_asked_rows
 from .cutting import cut_for_prediction, target_of
-from .description import PREDICTION_OPTIONS, ColumnNames, Description, JsonDict
+from .description import PREDICTION_OPTIONS, ColumnNames, Description, JsonDict, Option
 from .files.kept import read_columns
 from .files.samples import samples_of_rows
 from .files.sheet import Options, Sheet, quote_names
@@ -31,7 +31,7 @@ def read_new(
     whole: bool = False,
     labelled: bool = False,
     target: ColumnNames = None,
-    **reading: Any,
+    **reading: Option,
 ) -> Prediction:
     """Read new sequences or samples; arguments as in `Data.for_prediction`.
 
@@ -122,7 +122,13 @@ def targets_of(prediction: Prediction) -> np.ndarray:
         assert d.sample_shape is not None
         return samples_of_rows(sheet.u, d.sample_shape).reshape(len(cut.pieces), -1)
     if d.kind == "next":
-        columns = [sheet.features.index(name) for name in d.numeric]
+        ahead = ahead_of(d)
+        if ahead.width > len(ahead.predicted):
+            raise InputError(
+                "a network that predicts several steps or quantiles is judged by coadjoint "
+                "forecast --rolling K, or model.roll."
+            )
+        columns = [sheet.features.index(name) for name in ahead.predicted]
         after = np.full((len(sheet.u), len(columns)), np.nan)
         after[:-1] = sheet.u[1:, columns]
         after[sheet.starts + sheet.lengths - 1] = np.nan

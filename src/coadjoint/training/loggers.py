@@ -48,6 +48,9 @@ MOST_AT_ONCE = 100  # settings or metrics in one call to MLflow
 END_STATES = {"finished": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}  # of MLflow
 
 
+Settings = Mapping[str, object]  # by section and key
+
+
 class Logger(Protocol):
     """What `make_loggers` returns: a function of a row that is closed at the end of the run."""
 
@@ -80,7 +83,7 @@ def logger_names(given: str | Sequence[str] | None, tensorboard: bool = False) -
 def make_loggers(
     names: Sequence[str],
     folder: str | Path,
-    settings: Mapping[str, Any] | None = None,
+    settings: Settings | None = None,
     warn: Callable[[str], None] = warnings.warn,
 ) -> list[Logger]:
     """The loggers of these names for a run folder.
@@ -168,7 +171,7 @@ def scalars(row: Row) -> Iterator[tuple[str, float]]:
         yield f"gradient/{key}", value
 
 
-def flat_settings(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+def flat_settings(settings: Settings, before: str = "") -> Iterator[tuple[str, str]]:
     """Nested settings as (SECTION.KEY, text); those that are None are left out."""
     for key, value in settings.items():
         name = f"{before}{key}"
@@ -240,7 +243,7 @@ class MlflowLogger:
     run folder; MLFLOW_RUN_ID names another.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, settings: Settings | None = None) -> None:
         """settings: of the run by section, for its parameters."""
         mlflow = import_optional("mlflow")
         self.folder = folder
@@ -365,7 +368,7 @@ class WandbLogger:
     loggers.json of the run folder.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, settings: Settings | None = None) -> None:
         """settings: of the run by section, for its config."""
         self.folder = folder
         self.settings = dict(settings or {})

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from ... import __version__
-from ...errors import NumericalError, check_path, choose
+from ...errors import InputError, NumericalError, check_path, choose
 from ...networks.interface import Net
 from ...tasks.description import Description, PathLike
 from ...training import files, storage
@@ -74,6 +74,7 @@ def export(
     "torch". warn: as in `co.load`. What is written is run, if it can be, and compared with the
     network itself. Refused: networks whose answers are sequences.
     """
+    choose("format", to, FORMATS)
     net, description = load_best(run, warn)
     given = description.get("data")
     data = None if given is None else Description.of(given)
@@ -129,6 +130,8 @@ def write_onnx(net: Net, data: Description | None, path: Path) -> Exported:
 
 def write_torch(net: Net, data: Description | None, path: Path) -> Exported:
     """Write a Python file and its tensors, and run it."""
+    if not path.name:
+        raise InputError(f"{path} is a folder: name a file, such as {path / 'network.py'}.")
     base = path.with_suffix("") if path.suffix in (".py", ".safetensors") else path
     paths = (base.with_name(base.name + ".py"), base.with_name(base.name + ".safetensors"))
     code, tensors = torch_code(net, data, __version__)

@@ -23,7 +23,7 @@ from .chains import write_chain
 from .kinds import refuse
 from .onnx_writer import OnnxWriter
 from .recurrent import write_recurrent
-from .units import column_names, write_inputs, write_outputs
+from .units import column_names, target_names, write_inputs, write_outputs
 from .writer import Value
 
 OPSET = 18
@@ -154,7 +154,7 @@ def describe_columns(net: Net, data: Description | None) -> dict[str, str]:
     if data.labels:
         about["labels"] = json.dumps(data.labels)
     else:
-        about["targets"] = json.dumps(data.targets or data.numeric)
+        about["targets"] = json.dumps(target_names(data))
     if data.categories:
         about["words"] = json.dumps(data.categories)
     if data.gap:

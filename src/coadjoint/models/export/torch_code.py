@@ -18,7 +18,7 @@ from .chains import write_chain
 from .kinds import refuse
 from .recurrent import write_recurrent
 from .torch_writer import ModuleText, TorchWriter
-from .units import column_names, write_inputs, write_outputs
+from .units import column_names, target_names, write_inputs, write_outputs
 from .writer import Value
 
 OF_COLUMNS = """\
@@ -123,7 +123,7 @@ def write_names(data: Description) -> list[str]:
     if data.labels:
         parts.append(write_list("LABELS", data.labels))
     else:
-        parts.append(write_list("TARGETS", data.targets or data.numeric))
+        parts.append(write_list("TARGETS", target_names(data)))
     if data.categories:
         lines = [f"    {name!a}: {words!a},\n" for name, words in data.categories.items()]
         parts.append(f"WORDS = {{\n{''.join(lines)}}}\n")

@@ -13,7 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ...errors import Unsupported
+from ...tasks.ahead import ahead_of
 from ...tasks.description import Description
+from ...tasks.files.sheet import quote_names
 from .writer import Value, Writer
 
 
@@ -51,8 +54,21 @@ def write_cast(writer: Writer, d: Description, u: Value) -> Value:
     return u
 
 
+def target_names(d: Description) -> list[str]:
+    """The names of the numbers that are predicted, or of the targets."""
+    return ahead_of(d).output_names if d.kind == "next" else d.targets or d.numeric
+
+
 def write_columns(writer: Writer, d: Description, x: Value) -> Value:
-    """The inputs in float64: numbers, marks of missing values, words, the gap."""
+    """The inputs in float64: numbers, marks of missing values, words, the gap.
+
+    Columns that are known in advance are refused: a row would have to hold those of the next.
+    """
+    if d.ahead.get("known"):
+        raise Unsupported(
+            f"the network reads {quote_names(d.ahead['known'])} one row ahead of the others, which "
+            "is not exported. Train without --known."
+        )
     numeric = [d.features.index(name) for name in d.numeric]
     parts: list[Value] = []
     if numeric:

@@ -40,8 +40,8 @@ WORK_PER_THREAD = 10_000_000  # operations; a thread is not started for fewer
 WORK_PER_THREAD_BY_STEP = 100_000_000
 MOST_THREADS = 64  # as in vectors.h
 # The arrays of struct sweep in loops.h, after its numbers. Each loop uses some of them: the
-# tangent has g for s, ga for base, mu for lam and nu for delta; the adjoint has sa for base. The last
-# two are of dense_tangent alone.
+# tangent has g for s, ga for base, mu for lam and nu for delta; the adjoint has sa for base. The
+# last two are of dense_tangent alone.
 ARRAY_NAMES = (
     "starts", "p", "W", "v", "a", "x", "q", "base", "s", "s_last", "k_last", "link", "lam",
     "delta", "k", "costates", "rates",
@@ -379,7 +379,7 @@ def dense_tangent(
     loops = compiled_loops(cell, lam.dtype)
     m = empty(lam.shape, lam)
     bend = None if dense_bend(cell) is ZERO else empty(saved.a.shape, lam)
-    # In the order of ARRAY_NAMES, after p: `first` stands for s_last, m for lam, the bend for delta.
+    # In the order of ARRAY_NAMES, after p: first stands for s_last, m for lam, the bend for delta.
     sources = (None, s, first, None, None)
     arrays = (W, None, saved.a, saved.x, saved.q, *sources, m, bend, k, lam, rates)
     sweep = compiled_dense(cell, lam.dtype).tangent
