@@ -69,6 +69,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cells/": (KERNEL, SLOW),
     "cells/steps.py": (("cells/test_steps.py",), ("networks/test_initialisers.py",)),
     "cells/structures.py": (("cells/test_structures.py",), ("cells/test_cells.py",)),
+    "estimators/": (("estimators/test_estimators.py",), ("estimators/test_sklearn_checks.py",)),
     "models/": (("models/test_model.py",), ("models/test_evaluating.py",)),
     "models/bootstrap.py": (("models/test_evaluating.py",), ()),
     "models/evaluating.py": (("models/test_evaluating.py",), ("cli/test_evaluate.py",)),

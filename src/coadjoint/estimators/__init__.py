@@ -1,8 +1,6 @@
 """Estimators: networks with the interface of scikit-learn.
 
-    from coadjoint.estimators import SequenceClassifier
-
-    SequenceClassifier(cell="gru", hidden=32).fit(X, y).predict(X_new)
+    co.estimators.SequenceClassifier(cell="gru", hidden=32).fit(X, y).predict(X_new)
 
 This package imports `models` and the packages before it. It needs scikit-learn 1.6 or later:
 pip install 'coadjoint[sklearn]'.
@@ -11,6 +9,7 @@ sequences    SequenceClassifier, SequenceRegressor
 chains       ChainClassifier, ChainRegressor: networks without time, for vectors and images
 forecaster   Forecaster: the next steps of a series
 estimator    what they share: settings as parameters, fitting, pickling
+targets      labels of any kind as class numbers, and numbers
 layout       sequences in the forms that they may be given in
 sections     settings by section, with defaults for your own data
 fitting      sections and data -> a trained network

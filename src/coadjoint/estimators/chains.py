@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin  # type: ignore[import-untyped]
+from sklearn.utils import Tags  # type: ignore[import-untyped]
 from sklearn.utils.validation import validate_data  # type: ignore[import-untyped]
 
 from .estimator import Estimator
+from .layout import Given
 from .targets import ClassWeights, read_labels, read_numbers, weights_by_number
 
 SMALLEST_IMAGE = 4  # rows and columns that a convolution and a pool leave something of
@@ -32,7 +34,7 @@ class ChainEstimator(Estimator):
     init: str | None = None
     gain: float | None = None
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         """What scikit-learn may expect."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.allows_gaps
@@ -45,7 +47,7 @@ class ChainEstimator(Estimator):
             settings["chain"] = self._default_chain
         return settings
 
-    def _samples(self, X: Any, reset: bool) -> np.ndarray:
+    def _samples(self, X: Given, reset: bool) -> np.ndarray:
         """Return X checked, [n, ...]; reset: whether its features are those to expect from now."""
         samples: np.ndarray = validate_data(
             self,
@@ -88,7 +90,7 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):  # type: ignore[misc]
 
     class_weight: ClassWeights = None
 
-    def fit(self, X: Any, y: Any) -> ChainClassifier:
+    def fit(self, X: Given, y: Given) -> ChainClassifier:
         """Train a new network on samples X with labels y, and return the estimator."""
         samples = self._samples(X, reset=True)
         self.classes_, numbers = read_labels(y, samples)
@@ -97,12 +99,12 @@ class ChainClassifier(ClassifierMixin, ChainEstimator):  # type: ignore[misc]
         self._fit(samples, numbers, names, kind="classify", rows="samples", class_weight=weights)
         return self
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Given) -> np.ndarray:
         """Return the probability of each class, [n, classes], in the order of classes_."""
         self._check_fitted()
         return np.asarray(self.model_.predict_proba(self._samples(X, reset=False)))
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Given) -> np.ndarray:
         """Return the most probable label of each sample, [n]."""
         probabilities = self.predict_proba(X)
         return np.asarray(self.classes_[probabilities.argmax(1)])
@@ -125,20 +127,20 @@ class ChainRegressor(RegressorMixin, ChainEstimator):  # type: ignore[misc]
         ((2,), True)
     """
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         """What scikit-learn may expect."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any) -> ChainRegressor:
+    def fit(self, X: Given, y: Given) -> ChainRegressor:
         """Train a new network on samples X with targets y, and return the estimator."""
         samples = self._samples(X, reset=True)
         numbers = read_numbers(y, samples, self)
         self._fit(samples, numbers, kind="regress", rows="samples")
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Given) -> np.ndarray:
         """Return the number of each sample, [n], or [n, k]."""
         self._check_fitted()
         return np.asarray(self.model_.predict(self._samples(X, reset=False)))

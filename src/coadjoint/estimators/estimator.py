@@ -16,7 +16,7 @@ from ..tasks.data import Data
 from ..tasks.description import JsonDict, PathLike
 from ..training import files
 from . import fitting
-from .layout import random_seed
+from .layout import Given, random_seed
 from .sections import group
 
 VALID_SHARE = 0.1  # by default, of the data
@@ -83,7 +83,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         """Whether X may hold NaN."""
         return self.missing not in (None, "refuse")
 
-    def _fit(self, X: Any, y: Any, classes: list[str] | None = None, **reading: Any) -> None:
+    def _fit(self, X: Given, y: Given, classes: list[str] | None = None, **reading: Any) -> None:
         """Train a network on X and y.
 
         Args:
@@ -115,7 +115,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         settings: dict[str, Any] = self.get_params(deep=False)
         return settings
 
-    def _read(self, X: Any, y: Any, seed: int, reading: dict[str, Any]) -> Data:
+    def _read(self, X: Given, y: Given, seed: int, reading: dict[str, Any]) -> Data:
         """Return the data as a task, with a validation set if there is enough for one."""
         share = VALID_SHARE if self.valid_share is None else self.valid_share
         real("valid_share", share, 0)
@@ -133,7 +133,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         # what is too little to split is used as a whole, unless that was refused for another reason
         return Data.of(X, y, split=(1.0, 0.0, 0.0), seed=seed, **reading)
 
-    def _has_enough(self, X: Any) -> bool:
+    def _has_enough(self, X: Given) -> bool:
         """Whether some of X are split off by default."""
         return len(X) >= FEWEST
 

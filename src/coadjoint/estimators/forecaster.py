@@ -10,7 +10,7 @@ from sklearn.metrics import r2_score  # type: ignore[import-untyped]
 
 from ..errors import InputError, choose, whole_number
 from ..models.forecast import Forecast
-from .layout import Sequences, count_features, read_sequences, refuse_other_width
+from .layout import Given, Sequences, count_features, read_sequences, refuse_other_width
 from .sequences import RecurrentEstimator
 
 FEWEST_STEPS = 20  # of a series whose end is split off by default
@@ -43,7 +43,7 @@ class Forecaster(RecurrentEstimator):
     horizon: int = field(default=1, kw_only=False)
     strategy: str | None = None
 
-    def fit(self, series: Any, y: Any = None) -> Forecaster:
+    def fit(self, series: Given, y: Given = None) -> Forecaster:
         """Train a new network to predict each next step, and return the estimator.
 
         Args:
@@ -63,7 +63,7 @@ class Forecaster(RecurrentEstimator):
         self.form_ = form
         return self
 
-    def predict(self, steps: int | None = None, series: Any = None) -> np.ndarray:
+    def predict(self, steps: int | None = None, series: Given = None) -> np.ndarray:
         """Return the next steps: [steps], [steps, features], or of several [n, steps, features].
 
         Args:
@@ -74,7 +74,7 @@ class Forecaster(RecurrentEstimator):
         return arrange(forecast.values, form)
 
     def predict_interval(
-        self, steps: int | None = None, series: Any = None, level: float = 0.9
+        self, steps: int | None = None, series: Given = None, level: float = 0.9
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the lower and upper ends of intervals for the next steps, as `predict`.
 
@@ -88,7 +88,7 @@ class Forecaster(RecurrentEstimator):
         forecast, form = self._forecast(steps, series, level)
         return arrange(forecast.lower, form), arrange(forecast.upper, form)
 
-    def _forecast(self, steps: int | None, series: Any, level: float) -> tuple[Forecast, str]:
+    def _forecast(self, steps: int | None, series: Given, level: float) -> tuple[Forecast, str]:
         """Return the forecast of the model, and the form of the series."""
         self._check_fitted()
         count = whole_number("steps", self.horizon if steps is None else steps)
@@ -98,7 +98,7 @@ class Forecaster(RecurrentEstimator):
             refuse_other_width(sequences, self.n_features_in_, type(self).__name__)
         return self.model_.forecast(list(sequences), count, level), form
 
-    def score(self, series: Any, y: Any = None) -> float:
+    def score(self, series: Given, y: Given = None) -> float:
         """Return R² of the predictions of each next step; y is not used."""
         self._check_fitted()
         sequences, _ = self._read_series(series)
@@ -112,7 +112,7 @@ class Forecaster(RecurrentEstimator):
             true.append(one[1:])
         return float(r2_score(np.concatenate(true), np.concatenate(predicted)))
 
-    def _read_series(self, series: Any) -> tuple[Sequences, str]:
+    def _read_series(self, series: Given) -> tuple[Sequences, str]:
         """Return series as [n, T, C] or a list of [T_i, C], and the form they were given in."""
         form = "several"
         axes = np.ndim(series) if not isinstance(series, list) else axes_of(series)
@@ -128,7 +128,7 @@ class Forecaster(RecurrentEstimator):
         sequences = read_sequences(series, self.channels_first, self.allows_gaps, self)
         return refuse_short(sequences), form
 
-    def _has_enough(self, X: Any) -> bool:
+    def _has_enough(self, X: Given) -> bool:
         """Whether some of the series, or the end of a single one, are split off by default."""
         return len(X[0]) >= FEWEST_STEPS if len(X) == 1 else super()._has_enough(X)
 

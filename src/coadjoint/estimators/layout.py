@@ -10,11 +10,12 @@ from sklearn.utils.validation import check_array  # type: ignore[import-untyped]
 from ..errors import InputError, brief
 
 Sequences = np.ndarray | list[np.ndarray]
+Given = Any  # arrays, lists, frames: what scikit-learn takes
 AXES = "[n, T, features], [n, T], or a list of [T_i, features]"
 
 
 def read_sequences(
-    X: Any, channels_first: bool, allows_gaps: bool, estimator: Any, fewest: int = 1
+    X: Given, channels_first: bool, allows_gaps: bool, estimator: Given, fewest: int = 1
 ) -> Sequences:
     """Return sequences as one array [n, T, C] or, if their lengths differ, a list of [T_i, C].
 
@@ -55,7 +56,7 @@ def with_features_last(array: np.ndarray, channels_first: bool) -> np.ndarray:
     return array.swapaxes(1, 2) if channels_first else array
 
 
-def list_parts(X: Any) -> list[Any] | None:
+def list_parts(X: Given) -> list[Any] | None:
     """Return a list of arrays whose shapes differ; None if X is, or can be, one array."""
     is_objects = isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1
     if not is_objects and not isinstance(X, list | tuple):
@@ -64,7 +65,7 @@ def list_parts(X: Any) -> list[Any] | None:
     return list(X) if len(shapes) > 1 and () not in shapes else None
 
 
-def size_of(part: Any) -> tuple[int, ...]:
+def size_of(part: Given) -> tuple[int, ...]:
     """Return the shape of a list of numbers, or of lists; () for a number or a word."""
     if not isinstance(part, list | tuple):
         return ()

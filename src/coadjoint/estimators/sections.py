@@ -20,6 +20,7 @@ from ..training import own_defaults
 from ..training.network_section import RECURRENT_DEFAULTS, NetworkSection
 from ..training.own_defaults import SectionValues
 
+SECTION_NAMES = ("network", "gradient", "optimiser", "training", "data")
 ENDLESS = 2**31 - 1  # steps of a run that only a budget ends
 TRAINING_KEYS = (
     "steps",
@@ -64,9 +65,7 @@ def group(values: Mapping[str, Any]) -> SectionValues:
     Args:
         values: By key. "optimiser" is the name of the optimiser, "options" holds further keys.
     """
-    sections: SectionValues = {
-        name: {} for name in ("network", "gradient", "optimiser", "training", "data")
-    }
+    sections: SectionValues = {name: {} for name in SECTION_NAMES}
     more = values.get("options")
     if more is not None and not isinstance(more, Mapping):
         raise InputError(f"options must be a dictionary of settings; got {brief(more)}.")

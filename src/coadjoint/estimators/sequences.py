@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin  # type: ignore[import-untyped]
+from sklearn.utils import Tags  # type: ignore[import-untyped]
 
 from .estimator import Estimator
-from .layout import Sequences, count_features, read_sequences, refuse_other_width
+from .layout import Given, Sequences, count_features, read_sequences, refuse_other_width
 from .targets import ClassWeights, read_labels, read_numbers, weights_by_number
 
 
@@ -38,20 +38,20 @@ class RecurrentEstimator(Estimator):
     init: str | None = None
     channels_first: bool = False
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         """What scikit-learn may expect."""
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         tags.input_tags.allow_nan = self.allows_gaps
         return tags
 
-    def _sequences_to_fit(self, X: Any) -> Sequences:
+    def _sequences_to_fit(self, X: Given) -> Sequences:
         """Return X checked; the number of its features is kept."""
         sequences = read_sequences(X, self.channels_first, self.allows_gaps, self, fewest=2)
         self.n_features_in_ = count_features(sequences)
         return sequences
 
-    def _sequences(self, X: Any) -> Sequences:
+    def _sequences(self, X: Given) -> Sequences:
         """Return X checked, for a network that is trained."""
         self._check_fitted()
         sequences = read_sequences(X, self.channels_first, self.allows_gaps, self)
@@ -90,7 +90,7 @@ class SequenceClassifier(ClassifierMixin, RecurrentEstimator):  # type: ignore[m
 
     class_weight: ClassWeights = None
 
-    def fit(self, X: Any, y: Any) -> SequenceClassifier:
+    def fit(self, X: Given, y: Given) -> SequenceClassifier:
         """Train a new network on sequences X with labels y, and return the estimator."""
         sequences = self._sequences_to_fit(X)
         self.classes_, numbers = read_labels(y, sequences)
@@ -99,12 +99,12 @@ class SequenceClassifier(ClassifierMixin, RecurrentEstimator):  # type: ignore[m
         self._fit(sequences, numbers, names, kind="classify", at="last", class_weight=weights)
         return self
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Given) -> np.ndarray:
         """Return the probability of each class, [n, classes], in the order of classes_."""
         sequences = self._sequences(X)
         return np.asarray(self.model_.predict_proba(sequences))
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Given) -> np.ndarray:
         """Return the most probable label of each sequence, [n]."""
         probabilities = self.predict_proba(X)
         return np.asarray(self.classes_[probabilities.argmax(1)])
@@ -130,20 +130,20 @@ class SequenceRegressor(RegressorMixin, RecurrentEstimator):  # type: ignore[mis
         ((3,), True)
     """
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         """What scikit-learn may expect."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any) -> SequenceRegressor:
+    def fit(self, X: Given, y: Given) -> SequenceRegressor:
         """Train a new network on sequences X with targets y, and return the estimator."""
         sequences = self._sequences_to_fit(X)
         numbers = read_numbers(y, sequences, self)
         self._fit(sequences, numbers, kind="regress", at="last")
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Given) -> np.ndarray:
         """Return the number of each sequence, [n], or [n, k]."""
         sequences = self._sequences(X)
         return np.asarray(self.model_.predict(sequences))

@@ -14,11 +14,12 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 
 from ..errors import InputError, brief
+from .layout import Given
 
 ClassWeights = str | Mapping[Any, float] | None
 
 
-def read_labels(y: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
+def read_labels(y: Given, X: Given) -> tuple[np.ndarray, np.ndarray]:
     """Return the classes in y, sorted, and the class number of each entry, [n].
 
     Args:
@@ -38,7 +39,7 @@ def read_labels(y: Any, X: Any) -> tuple[np.ndarray, np.ndarray]:
     return classes, numbers
 
 
-def read_numbers(y: Any, X: Any, estimator: Any) -> np.ndarray:
+def read_numbers(y: Given, X: Given, estimator: Given) -> np.ndarray:
     """Return targets as floats, [n] or [n, k].
 
     Args:
