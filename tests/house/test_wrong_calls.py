@@ -384,8 +384,6 @@ UNMADE = (  # calls of which the table has no good one: they take files, or othe
     "online.read",
     "tasks.Music",
     "tasks.Digits",
-    "load",
-    "Model",
     "report.write",
     "report.markdown",
     "report.read_rows",
@@ -1181,14 +1179,6 @@ CALLS = {
     "Task.held_out": (
         lambda split, seed, n: list(task().held_out(split, seed, 0, n)),
         {"split": ("test", NAME), "seed": (0, SEED), "n": (2, (*WHOLE, None))},
-    ),
-    "load": (co.load, {"run": (None, ("no such folder", 3, None, [], Odd()))}),
-    "Model": (
-        co.Model,
-        {
-            "network": (None, NET),
-            "description": (None, ({}, 3, None, "x", [], Odd())),
-        },
     ),
     "report.write": (co.report.write, {"folder": (None, ("no such folder", 3, None, [], Odd()))}),
     "report.markdown": (

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args, get_origin
+from typing import Protocol, get_args, get_origin
 
 from ..errors import ConfigError
 from ..training.settings import parse_scalar
 from . import flags as setting_flags
 from . import schema
-from .flags import SectionValues
+from .flags import KeyValues, SectionValues
 from .key_types import KEY_TYPES
 from .words import split_words
 
@@ -25,7 +25,7 @@ DEPENDENT = {"weight": "penalty"}
 class Suggests(Protocol):
     """A trial of Optuna, as far as the space needs it."""
 
-    def suggest_categorical(self, name: str, choices: Sequence[str]) -> Any:
+    def suggest_categorical(self, name: str, choices: Sequence[str]) -> object:
         """One of the choices."""
 
     def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
@@ -62,7 +62,7 @@ class Range:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return is_number and self.low <= value <= self.high  # type: ignore[operator]
 
-    def parameter(self, value: Any) -> float:
+    def parameter(self, value: float) -> float:
         """A value of the setting as the study stores it."""
         return int(value) if self.is_whole else float(value)
 
@@ -93,7 +93,7 @@ class Alternatives:
         """Whether a value of the setting is one of the choices."""
         return self.parameter(value) in self.texts
 
-    def parameter(self, value: Any) -> str:
+    def parameter(self, value: object) -> str:
         """A value of the setting as the study stores it."""
         return NONE if value is None else str(value)
 
@@ -209,7 +209,7 @@ def suggest(space: Iterable[Dimension], trial: Suggests, given: SectionValues) -
     return values
 
 
-def find(key: str, *sources: Mapping[str, Mapping[str, Any]]) -> object:
+def find(key: str, *sources: SectionValues) -> object:
     """The value of a key in the first source that has it; None if none does."""
     section = schema.SECTION_OF[key]
     for source in sources:
@@ -219,9 +219,9 @@ def find(key: str, *sources: Mapping[str, Mapping[str, Any]]) -> object:
     return None
 
 
-def parameters_of(space: Iterable[Dimension], config: schema.Config) -> dict[str, Any]:
+def parameters_of(space: Iterable[Dimension], config: schema.Config) -> KeyValues:
     """The settings of a config as parameters of a trial, as far as they lie in the space."""
-    parameters = {}
+    parameters: KeyValues = {}
     for dimension in space:
         value = getattr(getattr(config, dimension.section), dimension.key)
         needed = DEPENDENT.get(dimension.key)
