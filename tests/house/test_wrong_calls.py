@@ -1182,14 +1182,6 @@ CALLS = {
         lambda split, seed, n: list(task().held_out(split, seed, 0, n)),
         {"split": ("test", NAME), "seed": (0, SEED), "n": (2, (*WHOLE, None))},
     ),
-    "load": (co.load, {"run": (None, ("no such folder", 3, None, [], Odd()))}),
-    "Model": (
-        co.Model,
-        {
-            "network": (None, NET),
-            "description": (None, ({}, 3, None, "x", [], Odd())),
-        },
-    ),
     "report.write": (co.report.write, {"folder": (None, ("no such folder", 3, None, [], Odd()))}),
     "report.markdown": (
         co.report.markdown,
