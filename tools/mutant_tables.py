@@ -184,8 +184,8 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tasks/files/samples.py": (("tasks/test_own_samples.py",), ()),
     "tasks/files/scaling.py": (("training/test_online.py",), ()),
     "tasks/files/stream.py": (("training/test_online.py",), ()),
-    "tasks/frames.py": (("tasks/test_memory.py",), ("models/test_model.py",)),
-    "tasks/memory.py": (("tasks/test_memory.py",), ("models/test_model.py",)),
+    "tasks/frames.py": (("tasks/test_data_of.py",), ("models/test_model.py",)),
+    "tasks/memory.py": (("tasks/test_data_of.py",), ("models/test_model.py",)),
     "tasks/music.py": (("tasks/test_tasks.py",), ("tasks/test_data.py",)),
     "tasks/synthetic.py": (("tasks/test_tasks.py",), ()),
     "tasks/task.py": (

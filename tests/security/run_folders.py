@@ -69,7 +69,7 @@ def make(here):
     try:
         data_files(here)
         small = shlex.split("--hidden 3 --steps 4 --every 2 --checkpoint 2 --batch 4 --probes 2 -q")
-        learn = shlex.split("--train data.csv --id id --time t --target label")
+        learn = shlex.split("--train data.csv --id id --time t --target label --cell elman")
         assert call("train", *learn, *small, "--out", "done") == (0, "")
         stream = shlex.split(
             "stream.csv --target y --hidden 3 --steps 4 --every 2 --checkpoint 2 --window 3 -q"

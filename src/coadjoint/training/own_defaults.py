@@ -117,7 +117,9 @@ def choose_defaults(config: Sections, given: SectionValues, task: Data) -> OwnDe
     if task.shape is not None:
         return DENSE_LAYERS if has_plain_layers(config) else OTHER_LAYERS
     others = [key for key in network if key not in TRIED and key != "persistence"]
-    if others or network.get("cell", "gru") not in GATED or not reads_whole_sequences(config):
+    if others or network.get("cell", "gru") not in GATED:
+        return OTHER_CELL
+    if not reads_whole_sequences(config) or not takes_stacks(given):
         return OTHER_CELL
     if task.readout != "every":
         return ONE_ANSWER
@@ -129,6 +131,13 @@ def reads_whole_sequences(config: Sections) -> bool:
     """Whether the gradient method takes stacks and readouts of all steps."""
     gradient = config.gradient
     return gradient.method in (None, "bptt", "penalised") and gradient.segments is None
+
+
+def takes_stacks(given: SectionValues) -> bool:
+    """Whether the optimiser takes stacks, as which networks of both directions count."""
+    optimiser = given.get("optimiser", {})
+    direction = optimiser.get("direction") or "steepest"
+    return optimiser.get("name") != "hessian-free" and direction == "steepest"
 
 
 def has_plain_layers(config: Sections) -> bool:

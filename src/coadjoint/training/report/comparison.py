@@ -142,7 +142,8 @@ class TaskRows:
 
         Comparisons of version 0.8 and before do not say it.
         """
-        splits = {run.get("split") for run in self.runs if run.get("metric") is not None}
+        # As text: the file may be a stranger's and hold anything.
+        splits = {str(run.get("split")) for run in self.runs if run.get("metric") is not None}
         only = splits.pop() if len(splits) == 1 else None
         return only if only in ("valid", "test") else ""
 
@@ -159,7 +160,7 @@ class TaskRows:
         name = label(metric or self.metric or "metric")
         if self.split:
             return f"{self.split} {name}"
-        splits = {run.get("split") for run in self.runs}
+        splits = {str(run.get("split")) for run in self.runs}
         return f"{name} (valid, or else test)" if {"valid", "test"} <= splits else name
 
     def ranking_note(self, label: Callable[[str], str]) -> str:
