@@ -26,7 +26,7 @@ from ..networks.interface import Net
 from ..networks.stretches import ScaledBlock, normalise
 from ..networks.written_layers import WrittenLayers, written_layers
 from ..objectives.batch import Batch
-from ..objectives.losses import LOSSES, LossLike
+from ..objectives.losses import LOSSES, LossLike, LossPoint
 from ..sweeps.affine import plus
 from ..sweeps.costates import BaseCostates
 from ..sweeps.functions import is_transformed
@@ -96,12 +96,18 @@ class HandGradient:
         self.a = run.a.detach()
         judge = run.judge(loss, batch.y, batch.mask, batch.reduce)
         self.formula = slope_formula(judge)
+        self.point: LossPoint | None = None
         if self.formula is None:
             with torch.enable_grad():
                 a = self.a.requires_grad_()
                 value = judge.sample_losses(a)
                 (self.top,) = torch.autograd.grad(value.sum(), a, create_graph=twice)
             self.losses = value.detach()
+            return
+        self.point = self.formula.point(self.a, run.network.output)
+        if self.point is not None:
+            self.losses = self.point.value
+            self.top = self.point.slope
         else:
             self.losses = judge.sample_losses(self.a)
             self.top = self.formula.slope(self.a)  # dL/da
@@ -213,6 +219,8 @@ class HandGradient:
 
     def _loss_bend(self, change: Tensor) -> Tensor:
         """The change of dL/da along a change of a, [B, n]."""
+        if self.point is not None:
+            return self.point.bend(change)
         formula = self.formula
         if formula is not None and formula.loss.bend is not None:
             return formula.loss.bend(self.a, formula.y, change)

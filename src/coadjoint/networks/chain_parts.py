@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..sweeps.affine import plus
-from ..sweeps.dense import dense_tangent, layer_gradients
+from ..sweeps.dense import dense_tangent, layer_gradients, row_norms
 from ..sweeps.plan import Saved
 from ..sweeps.rows import scale
 from ..sweeps.run import FormulaRun
@@ -131,7 +131,9 @@ class SweptPart(ChainPart):
         )
         assert k is not None
         self.k = k
-        return ScaledBlock(self.lam.view(rows.T + 1, rows.B, -1), k.view(rows.T + 1, rows.B))
+        by_state = (rows.T + 1, rows.B)
+        size = row_norms(plan, self.lam).view(by_state)
+        return ScaledBlock(self.lam.view(*by_state, -1), k.view(by_state), size)
 
     def tangents(self, slope: CostateSlope | None, carried: Tensor | None) -> Tensor:
         """The tangent sweep in the units of the costates, and the bend of all layers."""
