@@ -152,13 +152,8 @@ class Penalised(Method):
                 f"the schedule returned rho = {rho} at step {self.step}; expected a finite "
                 "number, at least 0."
             )
-        dtype = next(net.parameters()).dtype
-        largest = torch.finfo(dtype).max
-        if rho > largest:
-            raise NumericalError(
-                f"the penalty's weight rho = {rho:g} is outside the range of "
-                f"{str(dtype).removeprefix('torch.')}, at most {largest:.2g}: lower the weight."
-            )
+        if rho > 1:  # which every type holds
+            refuse_if_out_of_range(rho, next(net.parameters()).dtype)
         if rho == 0 and not self.share:
             raise InputError(
                 f"pretraining minimises rho G alone, but rho is 0 at step {self.step}; expected "
@@ -355,6 +350,16 @@ class Penalised(Method):
             known = decays.double()[~decays.isnan()]  # NaN: fewer than two nonzero costates
             self.state["decay"] += float(known.sum())
             self.state["samples"] += len(known)
+
+
+def refuse_if_out_of_range(rho: float, dtype: torch.dtype) -> None:
+    """Refuse a weight that the type of a network's numbers cannot hold."""
+    largest = torch.finfo(dtype).max
+    if rho > largest:
+        raise NumericalError(
+            f"the penalty's weight rho = {rho:g} is outside the range of "
+            f"{str(dtype).removeprefix('torch.')}, at most {largest:.2g}: lower the weight."
+        )
 
 
 def check_penalty(G: object, lam: RunCostates, name: str) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ....cells.cell import Cell
 from ....cells.formula import ZERO, Node, evaluate_nodes
 from ....errors import Unsupported
+from ...functions import without_graph
 from ...memory import empty
 from ...plan import Saved, SweepPlan
 from ...pointers import pointers
@@ -263,7 +264,7 @@ def array_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return tuple(integers.get(name, dtype) for name in ARRAY_NAMES)
 
 
-@torch.no_grad()
+@without_graph
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -288,7 +289,7 @@ def forward(
     return x, a, q
 
 
-@torch.no_grad()
+@without_graph
 def adjoint(
     plan: SweepPlan,
     saved: Saved,
@@ -323,7 +324,7 @@ def adjoint(
     return lam, delta, k
 
 
-@torch.no_grad()
+@without_graph
 def tangent(
     plan: SweepPlan,
     saved: Saved,
@@ -366,7 +367,7 @@ def compiled_dense(cell: Cell, dtype: torch.dtype) -> CompiledDense:
     return CompiledDense(lib.dense_tangent, lib.layer_gradients, lib.row_norms)
 
 
-@torch.no_grad()
+@without_graph
 def dense_tangent(
     plan: SweepPlan,
     saved: Saved,
@@ -394,7 +395,7 @@ LAYER_ARRAYS = ("delta", "x", "lam_delta", "m", "by_W", "by_b")  # those of stru
 LAYER_FIELDS = ctypes.c_int64 * (4 + len(LAYER_ARRAYS))
 
 
-@torch.no_grad()
+@without_graph
 def layer_gradients(
     plan: SweepPlan, delta: Tensor, x: Tensor, lam_delta: Tensor | None, m: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -414,7 +415,7 @@ def layer_gradients(
     return by_W, by_b
 
 
-@torch.no_grad()
+@without_graph
 def row_norms(plan: SweepPlan, y: Tensor) -> Tensor:
     """The norms of sweeps.dense.row_norms, in C."""
     rows, d = y.shape
