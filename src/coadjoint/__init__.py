@@ -12,6 +12,7 @@ The packages in the order of the theory; each imports only from those before it:
     optimisers   a direction proposes, a rule judges, a stepper moves
     tasks        Task -> Batch; users' own data
     diagnostics  questions about an Evaluation, answered by arrays and charts
+    classics     the perceptron and the Hopfield network, as first described
     training     the training loop, and the run folder it leaves behind
     models       a trained network and its data: predictions and figures
     estimators   networks with the interface of scikit-learn, which they need
@@ -52,6 +53,7 @@ __version__ = "0.10.0"
 if TYPE_CHECKING:
     from . import (
         cells,
+        classics,
         diagnostics,
         gradients,
         models,
@@ -158,6 +160,7 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 # Public modules, by name.
 _MODULES = {
     "cells": "cells",
+    "classics": "classics",
     "curvature": "optimisers.curvature",
     "diagnostics": "diagnostics",
     "estimators": "estimators",  # not in __all__: it needs scikit-learn
@@ -296,6 +299,7 @@ __all__ = [
     "atan",
     "cell",
     "cells",
+    "classics",
     "cos",
     "curvature",
     "diagnostics",
