@@ -145,7 +145,7 @@ def plot(runs, folder):
             pl.semilogy(steps, gap / gap[0], color=colours[name], label=name)
             pl.semilogy(steps, (1 - mu / L) ** steps, ":", color=colours[name])
     smooth.set(
-        title="least $||g||^2$ so far; dots: $2L(h_0 - h^*)/T$", xlabel="steps T", ylim=(1e-8, None)
+        title="least $||g||^2$ so far; dots: $2L(h_0 - h^*)/T$", xlabel="steps T", ylim=(1e-8, 1e4)
     )
     pl.set(
         title="$(h_T - h^*)/(h_0 - h^*)$; dots: $(1 - \\mu/L)^T$", xlabel="steps T", ylim=(1e-12, 2)

@@ -56,7 +56,7 @@ def measured(s, n, draws=10):
     return np.mean(signs), np.mean(patterns)
 
 
-def overlap(s, n, recalled=10):
+def overlap(s, n, recalled=20):
     """The mean of x'recalled / n over a few stored patterns x, recalled from themselves."""
     X = random_patterns(s, s, n)
     some = X[:recalled]
@@ -126,11 +126,10 @@ def plot(memory, digits, noisy, errors, overlaps, n, folder):
     images.imshow(-np.concatenate(tiles), cmap="gray", interpolation="nearest")
     images.set(xticks=[], yticks=[4.5, 14.5, 24.5], yticklabels=["stored", "given", "recalled"])
     images.set_title("recall with a fifth of the signs turned")
-    for k, row in enumerate(noisy):
-        energies.step(range(len(memory.path(row))), memory.energy(memory.path(row)), color=BLUE)
-        energies.annotate(
-            str(list(IMAGES)[k]), (len(memory.path(row)) - 1, memory.energy(digits)[k])
-        )
+    for digit, row, colour in zip(IMAGES, noisy, (BLUE, RED, GREEN, "black"), strict=True):
+        path = memory.path(row)
+        energies.step(range(len(path)), memory.energy(path), color=colour, label=str(digit))
+    energies.legend(frameon=False)
     energies.set(title="the energy of each recall", xlabel="changed units")
     s = np.array(list(errors))
     found = np.array(list(errors.values()))
@@ -147,6 +146,7 @@ def plot(memory, digits, noisy, errors, overlaps, n, folder):
         broken.plot(ratios, values, ".-", color=colour, label=f"n = {size}")
     broken.axvline(0.138, color="black", linewidth=0.6, linestyle=":")
     broken.set(title="overlap after recall; dots: 0.138", xlabel="s / n", ylim=(0, 1.03))
+    broken.set_xticks([0.05, 0.1, 0.15, 0.2, 0.25])
     broken.legend(frameon=False)
     save(figure, folder, "classics-hopfield")
 

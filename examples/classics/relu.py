@@ -117,10 +117,15 @@ def folding_layers(m, n, layers):
 
 
 def crossing(m, n):
-    """m hyperplanes of R^n, n = 1 or 2, that all cross each other inside the unit cube."""
+    """m hyperplanes of R^n, n = 1 or 2, that all cross each other inside the unit cube.
+
+    Near its border at least one unit is active: the network would be constant there otherwise, and
+    two copies of a region that meet at a fold would be one.
+    """
     if n == 1:
-        return np.ones((m, 1)), -(np.arange(m) + 0.5) / m
-    angles = np.pi * (np.arange(m) + 0.3) / m
+        sides = np.array([-1.0, *np.ones(m - 1)])
+        return sides[:, None], -sides * (np.arange(m) + 0.5) / m
+    angles = np.pi * (np.arange(m) + 0.3) / m + np.pi * (np.arange(m) % 2)
     normals = np.column_stack([np.cos(angles), np.sin(angles)])
     # tangents of a circle so small that no two meet outside of the cube
     return normals, -normals @ [0.5, 0.5] - 0.4 * np.sin(np.pi / (2 * m))
