@@ -193,6 +193,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("training/test_training.py", "tasks/test_data.py"),
     ),
     "tasks/transduction.py": (("tasks/test_tasks.py",), ("networks/test_seq2seq.py",)),
+    "classics/": (("classics/test_perceptron.py", "classics/test_hopfield.py"), ()),
     "diagnostics/": (
         ("diagnostics/test_diagnostics.py", "diagnostics/test_chain_diagnostics.py"),
         ("training/test_learning.py",),

@@ -194,7 +194,7 @@ def main():
         weights = folding_layers(4, 2, layers)
         deep[layers] = regions(relu_chain(*weights, (np.ones((1, 4)), [0.0])))
         bound = deep_regions(4, 2, layers)
-        print(f"4 units in each of {layers}: {len(deep[layers])} regions, theorem {bound}")
+        print(f"depth {layers}, width 4: {len(deep[layers])} regions, theorem {bound}")
     x = np.linspace(0, 1, 1001)
     pieces = {}
     for m in (4, 8, 16):

@@ -73,6 +73,12 @@ def test_mistakes_are_at_most_those_of_novikoff(s, n, gamma):
         assert np.linalg.norm(unit.coef_) <= R * np.sqrt(t) * (1 + 1e-12)
 
 
+def test_the_bound_is_reached_by_a_single_direction():
+    """R = gamma: at most one mistake, and the first pass always makes one."""
+    X = np.array([[3.0, 4.0], [-3.0, -4.0]])
+    assert co.classics.Perceptron(fit_intercept=False).fit(X, [1, -1]).mistakes_ == 1
+
+
 def test_with_an_intercept_the_theorem_holds_for_x_and_1():
     X, y, best = separable(3, 41, 5, 0.2)
     X = X + 0.7 * best  # now y = sgn(best'x - 0.7)
