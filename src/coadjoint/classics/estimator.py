@@ -18,7 +18,7 @@ from ..errors import InputError, brief, choose
 Array: TypeAlias = NDArray[np.float64]
 
 
-class Estimator:
+class ClassicEstimator:
     """Parameters are the arguments of __init__, kept under their names until fit reads them."""
 
     kind: ClassVar[str | None] = None  # "classifier", if scikit-learn should split by class

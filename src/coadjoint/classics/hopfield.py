@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..errors import InputError, NumericalError, check_seed, whole_number
-from .estimator import Array, Estimator, read_rows
+from .estimator import Array, ClassicEstimator, read_rows
 
 
-class Hopfield(Estimator):
+class Hopfield(ClassicEstimator):
     """n units X_i = -1 or +1 with the energy H(X) = -1/2 X'WX + b'X (document 002, section 1.4).
 
     The Hebbian rule stores patterns x_1..x_s: w_ij = (1/n) sum_t x_ti x_tj, and w_ii = 0. In recall

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import InputError, whole_number
-from .estimator import Array, Estimator, read_rows
+from .estimator import Array, ClassicEstimator, read_rows
 
 
-class Perceptron(Estimator):
+class Perceptron(ClassicEstimator):
     """f(x) = sgn(w'x + b), with w and b from Algorithm 1 of document 002.
 
     Passes over the data, in its order, from w = 0 and b = 0; where f(x) is not y,
