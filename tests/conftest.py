@@ -29,6 +29,9 @@ if (
 # another.
 TOGETHER = (
     "tests/cli/test_compare.py",
+    "tests/house/test_layers.py",
+    "tests/house/test_lines.py",
+    "tests/house/test_mutants.py",
     "tests/house/test_readme.py::test_blocks_run",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[ddp",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[sharded",
