@@ -154,6 +154,46 @@ def test_known_columns_are_read_one_step_ahead(tmp_path):
     np.testing.assert_allclose(rolled.errors["network"], 0, atol=1e-8)
 
 
+def driven_rows(T, past):
+    """y_{t+1} = 0.5 y_t + 2 x_{t+1}: y [T], and rows of a table in which y ends after `past`."""
+    x = np.random.default_rng(5).normal(size=T)
+    y = np.zeros(T)
+    for t in range(1, T):
+        y[t] = 0.5 * y[t - 1] + 2 * x[t]
+    rows = [f"{t},{y[t] if t < past else np.nan:.17g},{x[t]:.17g}" for t in range(T)]
+    return y, x, [row.replace("nan", "") for row in rows]
+
+
+DRIVEN = {"kind": "next", "known": "x", "dtype": "float64", "standardise": False}
+# y_{t+1}, y_{t+2} and y_{t+3} by y_t, x_{t+1}, x_{t+2} and x_{t+3}
+THREE_AHEAD = [[0.5, 2, 0, 0], [0.25, 1, 2, 0], [0.125, 0.5, 1, 2]]
+
+
+def test_known_columns_are_read_as_far_ahead_as_the_horizon(tmp_path):
+    y, x, rows = driven_rows(62, 50)
+    train = tmp_path / "train.csv"
+    train.write_text("\n".join(["time,y,x", *rows[:50]]) + "\n")
+    new = tmp_path / "new.csv"
+    new.write_text("\n".join(["time,y,x", *rows]) + "\n")
+    data = Data.read(train, horizon=3, split=(1, 0, 0), **DRIVEN)
+    u = data.sets["train"].u[0]
+    np.testing.assert_allclose(u, np.stack([y[:47], x[1:48], x[2:49], x[3:50]], 1))
+    assert data.description.input_names == ["y", "x", "x +2", "x +3"]
+    model = co.Model(linear_network(THREE_AHEAD, 3, 4), data)
+    # Steps that were learned, some of them, and blocks that are fed back.
+    for steps in (3, 2, 10):
+        found = model.forecast(new, steps)
+        np.testing.assert_allclose(found.values[0, :, 0], y[50 : 50 + steps], rtol=1e-8)
+        assert np.abs(found.upper - found.lower).max() < 1e-8  # there is no noise
+        np.testing.assert_allclose(model.roll(new, steps, 5).errors["network"], 0, atol=1e-8)
+    with pytest.raises(DataError, match="13 steps need 15, as 3 are read at once"):
+        model.forecast(new, 13)
+    # The last rows of a file know what it holds of the future.
+    np.testing.assert_allclose(model.predict(new)[-1], y[50:53], rtol=1e-8)
+    again = co.tasks.Data.for_prediction(data.describe(), new)
+    np.testing.assert_allclose(again.u[-1], [y[49], *x[50:53]])
+
+
 def test_training_windows_may_overlap_and_held_out_rows_stay_out():
     series = np.arange(100.0)[None]
     options = {"kind": "next", "window": 10, "split": (0.8, 0.1, 0.1), "standardise": False}
@@ -174,7 +214,6 @@ def test_training_windows_may_overlap_and_held_out_rows_stay_out():
         ({"quantiles": (0.9, 0.5)}, "ascending"),
         ({"quantiles": (0.1, 0.9)}, "0.5"),
         ({"strategy": "direct"}, "--horizon"),
-        ({"horizon": 3, "features": ["a", "b"], "known": "b"}, "recursive"),
         ({"features": ["a", "b"], "target": "c"}, "3 features are named: a, b, c"),
         ({"features": ["a", "b"], "target": "b", "known": "b"}, "either predicted or known"),
         ({"stride": 3}, "--window"),

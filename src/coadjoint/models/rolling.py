@@ -118,7 +118,8 @@ def roll(
     rows = FutureRows(d)
     rows.refuse_unpredicted(steps)
     sheet = prediction.cut.sheet
-    ends = [origin_rows(sheet, i, steps, origins) for i in range(len(sheet.lengths))]
+    reach = rows.reach(steps)
+    ends = [origin_rows(sheet, i, reach, origins) for i in range(len(sheet.lengths))]
     series = [past_values(sheet, i, rows.ahead) for i in range(len(ends))]
     if season is None:
         chosen = guess_season(sheet, [values[:, 0] for values in series])
@@ -136,7 +137,7 @@ def roll(
     for i, (trace, end, values) in enumerate(zip(traces, ends, series, strict=True)):
         at = [row - 1 for row in end]
         truth = np.stack([values[row : row + steps] for row in end])
-        lead = lead_at(prediction, i, end, steps, rows)
+        lead = lead_at(prediction, i, end, reach, rows)
         start = Start(trace.a[at], trace.state, lead)
         points = continue_paths(net, start.a, start.state, steps, rows, lead)
         if by_quantiles:
@@ -191,12 +192,12 @@ def origin_rows(sheet: Sheet, series: int, steps: int, origins: int) -> list[int
 
 
 def lead_at(
-    prediction: Prediction, series: int, ends: Sequence[int], steps: int, rows: FutureRows
+    prediction: Prediction, series: int, ends: Sequence[int], reach: int, rows: FutureRows
 ) -> np.ndarray:
-    """Return the inputs known in advance after each origin, [K, steps - 1, known inputs]."""
+    """Return the known inputs of the next `reach` rows after each origin, [K, reach, known]."""
     start = prediction.cut.pieces[series].start
-    known = prediction.u[:, rows.known]
-    return np.stack([known[start + end : start + end + steps - 1] for end in ends])
+    known = prediction.u[:, rows.known]  # of a row those of the next one
+    return np.stack([known[start + end - 1 : start + end - 1 + reach] for end in ends])
 
 
 def references(

@@ -25,7 +25,7 @@ class Ahead(NamedTuple):
 
     predicted  k columns
     horizon    H, the steps that are predicted at once
-    known      columns that are known in advance: inputs are their values one step later
+    known      columns that are known in advance: inputs are their values in the next H rows
     quantiles  the levels of Q quantiles, ascending; () for the mean alone
     steps      how far forecasts go by default; None if that was not said
 
@@ -154,11 +154,6 @@ class AheadOptions(NamedTuple):
             )
         if levels and (0.5 not in levels or len(levels) > MOST_QUANTILES):
             raise ConfigError("--quantiles must hold 0.5, which is the forecast itself.")
-        if self.known and self.steps_at_once > 1:
-            raise ConfigError(
-                "--known gives the network the next step of these columns, not the next "
-                f"{self.steps_at_once}. Pass --strategy recursive."
-            )
 
     @property
     def steps_at_once(self) -> int:

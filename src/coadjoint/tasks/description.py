@@ -92,9 +92,22 @@ class Description:
     @property
     def width(self) -> int:
         """The inputs of a step, or the channels of a sample."""
+        return self.own_width + len(self.known_places) * (self.ahead.get("horizon", 1) - 1)
+
+    @property
+    def own_width(self) -> int:
+        """The inputs of a step without those of columns that are known several steps ahead."""
         of_words = sum(map(len, self.shares.values()))
         numbers = len(self.features) - len(self.categories)
         return numbers + len(self.masked) + of_words + bool(self.gap)
+
+    @property
+    def known_places(self) -> list[int]:
+        """The inputs, among the first `own_width`, of columns that are known in advance."""
+        known = self.ahead.get("known", ())
+        if not known:
+            return []
+        return [place for place, (_, name) in enumerate(self.list_own_inputs()) if name in known]
 
     @property
     def numeric(self) -> list[str]:
@@ -113,6 +126,21 @@ class Description:
 
     def list_inputs(self) -> list[tuple[str, str]]:
         """Return (name, column) of each input of a step, in order.
+
+        They are those of `list_own_inputs`; if H steps are predicted at once, then those of columns
+        that are known in advance 2, 3, ..., H steps later: "price +2". (One step later is their
+        place among the first.)
+        """
+        own = self.list_own_inputs()
+        inputs = list(own)
+        for later in range(2, self.ahead.get("horizon", 1) + 1):
+            for place in self.known_places:
+                name, column = own[place]
+                inputs.append((f"{name} +{later}", column))
+        return inputs
+
+    def list_own_inputs(self) -> list[tuple[str, str]]:
+        """Return (name, column) of each input of a step that is made of one row, in order.
 
         They are the numbers, marks of missing values, words, and the time since the row before.
         """
