@@ -289,6 +289,28 @@ def test_forecasts_have_intervals(strategy):
     assert np.isfinite(net.score(series))
 
 
+def test_a_forecaster_reads_what_is_known_in_advance():
+    """y_t = x_t + 0.1 x_{t-1}, and x is known: the future of x decides."""
+    x = np.random.default_rng(0).choice([-1.0, 1.0], size=112)
+    y = x + 0.1 * np.roll(x, 1)
+    series = np.stack([y, x], 1)
+    for settings in ({}, {"strategy": "direct"}):
+        net = Forecaster(4, known=[1], **SMALL | {"steps": 80, "lr": 0.03}, **settings)
+        net.fit(series[:100])
+        ahead = net.predict(8, future=x[100:108, None])
+        assert ahead.shape == (8, 1)
+        np.testing.assert_array_equal(ahead[:, 0] > 0, y[100:108] > 0)
+        low, high = net.predict_interval(8, future=x[100:108, None])
+        assert (low <= high).all()
+        assert net.score(series) > 0.8
+        with pytest.raises(InputError, match="give future="):
+            net.predict(8)
+        with pytest.raises(InputError, match="8 or more, 1"):
+            net.predict(8, future=x[100:107, None])
+    with pytest.raises(InputError, match="not all of them"):
+        Forecaster(known=[0, 1]).fit(series)
+
+
 @pytest.mark.parametrize("module", ["sequences", "chains", "forecaster"])
 @pytest.mark.slow
 def test_examples_in_the_docstrings(module):

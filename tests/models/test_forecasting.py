@@ -87,6 +87,45 @@ def test_intervals_cover_what_they_promise(level):
         assert abs(inside[:, h].mean() - level) < 4 * np.sqrt(level * (1 - level) / n) + 0.01
 
 
+def skewed_noise(n, T, seed):
+    """n paths [T] of x_{t+1} = 0.6 x_t + e, with e + 1 exponential: the tails are not alike."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros((n, T + 30))
+    for t in range(1, T + 30):
+        x[:, t] = 0.6 * x[:, t - 1] + rng.exponential(size=n) - 1
+    return x[:, 30:]
+
+
+def test_learned_quantiles_cover_what_they_promise():
+    """A trained network against the true quantiles of the next step, and by coverage two ahead.
+
+    Bounds by the mean and deviation of errors, or intervals of both tails alike, would fail: the
+    lower end lies 0.95 below the mean, the upper 2.00 above it.
+    """
+    levels = (0.05, 0.5, 0.95)
+    data = Data.of(
+        skewed_noise(200, 40, 0), kind="next", horizon=2, quantiles=levels, split=(1, 0, 0)
+    )
+    torch.manual_seed(0)
+    net = co.Network("elman", inputs=1, hidden=2, outputs=6, readout="every", skip=True)
+    optimiser = co.optimisers.adam(0.03, schedule=co.optimisers.cosine())
+    co.train(net, data, optimiser=optimiser, steps=300, batch=200, every=300, seed=0)
+    n = 3000
+    series = skewed_noise(n, 12, 1)
+    past, truth = series[:, :10], series[:, 10:]
+    found = co.Model(net.eval(), data).forecast(past, 2, level=0.9)
+    assert "quantiles that the network learned" in found.notes[-1]
+    ends = np.stack([found.lower, found.values, found.upper], -1)[:, :, 0]  # [n, 2, 3]
+    true = 0.6 * past[:, -1:] - 1 - np.log(1 - np.array(levels))
+    np.testing.assert_allclose(ends[:, 0].mean(0), true.mean(0), atol=0.1)
+    np.testing.assert_allclose(ends[:, 0].std(0), true.std(0), rtol=0.2)
+    for h in range(2):
+        for j, level in enumerate(levels):
+            below = (truth[:, h] <= ends[:, h, j]).mean()
+            # Four deviations of a count, and what the weights, learned from 200 series, may miss.
+            assert abs(below - level) < 4 * np.sqrt(level * (1 - level) / n) + 0.01
+
+
 def test_several_steps_at_once_are_fed_in_blocks():
     series = noise(1, 80, 0.5, 3)
     weights = [[0.5], [0.25], [0.125]]
