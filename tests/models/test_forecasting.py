@@ -11,12 +11,12 @@ from coadjoint.models.reference_forecasts import (
     drift,
     fit_autoregression,
     naive,
-    season_of_values,
     seasonal_naive,
 )
 from coadjoint.tasks.data import Data
 from coadjoint.tasks.files import read
 from coadjoint.tasks.files.sheet import Options
+from coadjoint.tasks.season import season_of_values
 
 
 def linear_network(weights, outputs=1, inputs=1):

@@ -62,6 +62,7 @@ def continue_paths(
     steps: int,
     rows: FutureRows,
     lead: np.ndarray,
+    past: np.ndarray,
     shock: Shock | None = None,
 ) -> np.ndarray:
     """Return what is predicted for the next `steps` steps, [B, steps, k], in scaled units.
@@ -75,6 +76,8 @@ def continue_paths(
         steps: How many steps.
         rows: Reads the outputs, and makes the inputs of rows from what is predicted for them.
         lead: The known inputs of the next F rows, [B, F, known inputs]; F >= `rows.reach(steps)`.
+        past: The predicted columns in the last rows, [B, P, k], in scaled units; P is at least the
+            longest lag.
         shock: Returns what is added to block number 0, 1, ... before it is fed back.
     """
     blocks: list[np.ndarray] = []
@@ -88,7 +91,9 @@ def continue_paths(
             done += block.shape[1]
             if done >= steps:
                 break
-            inputs = torch.from_numpy(rows.make(block, lead[:, done - block.shape[1] :]))
+            made = rows.make(block, lead[:, done - block.shape[1] :], past)
+            past = np.concatenate([past, block], 1)[:, block.shape[1] :]
+            inputs = torch.from_numpy(made)
             run: Any = net.run(net.move_batch(Batch(inputs, x0=state)))
             state = run.state
             a = run.a[-1].double().cpu().numpy()
@@ -120,9 +125,10 @@ class FutureRows:
         points: np.ndarray = self.ahead.arrange(a)[..., self.ahead.middle]
         return points
 
-    def make(self, block: np.ndarray, lead: np.ndarray) -> np.ndarray:
+    def make(self, block: np.ndarray, lead: np.ndarray, past: np.ndarray) -> np.ndarray:
         """Return inputs [H, B, inputs] of rows with these values [B, H, k], in scaled units.
 
+        past: the values before them, [B, P, k].
         lead: the known inputs of these H rows and of the H after them, [B, 2H or more, known
         inputs]; a row reads those of the H rows after it.
         """
@@ -132,8 +138,26 @@ class FutureRows:
         if self.known:
             after = lead[:, np.arange(H)[:, None] + np.arange(1, H + 1)]  # [B, H, H, known]
             inputs[..., self.known] = after[:, :, 0]
-            inputs[..., self.description.own_width :] = after[:, :, 1:].reshape(B, H, -1)
+            later = after[:, :, 1:].reshape(B, H, -1)
+            own = self.description.own_width
+            inputs[..., own : own + later.shape[-1]] = later
+        if self.ahead.lags:
+            values = np.concatenate([past, block], 1)
+            before = np.arange(past.shape[1], values.shape[1])[:, None] - np.array(self.ahead.lags)
+            # [B, H, lags, k] -> the last inputs
+            inputs[..., inputs.shape[-1] - self.description.lagged_width :] = values[
+                :, before
+            ].reshape(B, H, -1)
         return inputs.swapaxes(0, 1).astype(self.description.dtype)
+
+    def past_of(self, u: np.ndarray, end: int) -> np.ndarray:
+        """Return the predicted columns of the rows before row `end` of a series, [1, P, k].
+
+        P is the longest lag; before the start of the series its first row stands. u: its inputs.
+        """
+        rows = np.maximum(np.arange(end - max(self.ahead.lags, default=0), end), 0)
+        past: np.ndarray = u[rows][:, self.places].astype(np.float64)
+        return past[None]
 
     def reach(self, steps: int) -> int:
         """Return how many rows of the future are read to predict `steps` steps.

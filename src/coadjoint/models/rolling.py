@@ -16,6 +16,7 @@ from ..errors import DataError, one_line, real, whole_number
 from ..networks.interface import Net
 from ..tasks.files.sheet import Sheet
 from ..tasks.prediction import Prediction
+from ..tasks.season import Season, guess_season
 from ..tasks.task import rng
 from .continuing import FutureRows, check_network, continue_paths
 from .forecasting import (
@@ -31,15 +32,7 @@ from .forecasting import (
     scale_of_predicted,
     trace_all,
 )
-from .reference_forecasts import (
-    Season,
-    drift,
-    fill,
-    fit_autoregression,
-    guess_season,
-    naive,
-    seasonal_naive,
-)
+from .reference_forecasts import drift, fill, fit_autoregression, naive, seasonal_naive
 
 MOST_ORIGINS = 10_000
 NETWORK = "network"
@@ -138,8 +131,11 @@ def roll(
         at = [row - 1 for row in end]
         truth = np.stack([values[row : row + steps] for row in end])
         lead = lead_at(prediction, i, end, reach, rows)
-        start = Start(trace.a[at], trace.state, lead)
-        points = continue_paths(net, start.a, start.state, steps, rows, lead)
+        piece = prediction.cut.pieces[i]
+        u = prediction.u[piece.start : piece.stop]
+        past_rows = np.concatenate([rows.past_of(u, row) for row in end])
+        start = Start(trace.a[at], trace.state, lead, past_rows)
+        points = continue_paths(net, start.a, start.state, steps, rows, lead, past_rows)
         if by_quantiles:
             low, high = quantile_interval(start.a, rows.ahead, steps, level)
         else:

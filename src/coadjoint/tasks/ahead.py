@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import ConfigError, DataError, whole_number
+from .description import MOST_LAG
 from .files.sheet import Sheet, quote_names
 from .option_checks import check_choice
 
@@ -28,6 +29,7 @@ class Ahead(NamedTuple):
     known      columns that are known in advance: inputs are their values in the next H rows
     quantiles  the levels of Q quantiles, ascending; () for the mean alone
     steps      how far forecasts go by default; None if that was not said
+    lags       earlier rows, ascending, whose predicted columns are inputs too: 1 is the row before
 
     Outputs are those of step 1, then of step 2, ...; of a step those of the first column, then of
     the second, ...; and of a column its quantiles.
@@ -38,6 +40,7 @@ class Ahead(NamedTuple):
     known: tuple[str, ...] = ()
     quantiles: tuple[float, ...] = ()
     steps: int | None = None
+    lags: tuple[int, ...] = ()
 
     @property
     def middle(self) -> int:
@@ -110,6 +113,7 @@ def from_json(given: dict[str, Any]) -> Ahead:
         tuple(given["known"]),
         tuple(given["quantiles"]),
         given["steps"],
+        tuple(given.get("lags", ())),
     )
 
 
@@ -120,6 +124,16 @@ def level_list(quantiles: float | Sequence[float] | None) -> tuple[float, ...]:
     return tuple(quantiles) if isinstance(quantiles, Sequence) else (quantiles,)
 
 
+def lag_list(lags: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return lags as an ascending tuple, empty for None and 0; what is no whole number is refused."""
+    given = lags if isinstance(lags, Sequence) else (lags or 0,)
+    if list(given) == [0]:
+        return ()
+    for lag in given:
+        whole_number("--lags", lag, most=MOST_LAG)
+    return tuple(sorted(set(given)))
+
+
 class AheadOptions(NamedTuple):
     """What was asked for, before the file is read; names are columns."""
 
@@ -128,6 +142,7 @@ class AheadOptions(NamedTuple):
     strategy: str | None
     known: tuple[str, ...]
     quantiles: tuple[float, ...]
+    lags: tuple[int, ...] = ()
 
     def check(self, kind: str | None) -> None:
         """Refuse options that do not belong together, and all of them if kind is not "next"."""
@@ -136,6 +151,7 @@ class AheadOptions(NamedTuple):
             "strategy": self.strategy,
             "known": self.known or None,
             "quantiles": self.quantiles or None,
+            "lags": self.lags or None,
         }
         for name, value in asked.items():
             if value is not None and kind != "next":
@@ -195,10 +211,11 @@ class AheadOptions(NamedTuple):
                 f"{first.path}: a column is either predicted or known in advance, and one must "
                 f"be predicted. Both: {quote_names(sorted(both)) or 'none'}."
             )
-        return {
+        settled: dict[str, Any] = {
             "predicted": list(predicted),
             "horizon": self.steps_at_once,
             "known": list(self.known),
             "quantiles": list(self.quantiles),
             "steps": self.horizon,
         }
+        return settled | ({"lags": list(self.lags)} if self.lags else {})

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..objectives.batch import Batch
-from .ahead import AheadOptions, from_json, level_list
+from .ahead import AheadOptions, from_json, lag_list, level_list
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
 from .cutting import (
     Part,
@@ -63,6 +63,7 @@ from .scaling import (
     samples_of,
     sequences_of,
 )
+from .season import lags_of_season
 from .shares import divide
 from .task import Index, Samples, Sequences
 
@@ -173,6 +174,7 @@ class Data(JudgedCollection):
         known: ColumnNames = None,
         quantiles: float | Sequence[float] | None = None,
         stride: int | None = None,
+        lags: int | str | Sequence[int] | None = None,
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .arrow .feather .npz .npy .ts) into a task.
 
@@ -208,6 +210,8 @@ class Data(JudgedCollection):
                       dict; see tasks.class_weights. Held-out losses are without weights
         horizon, strategy, known, quantiles    what kind "next" predicts: see tasks.ahead
         stride        the rows from one training window to the next (None: `window`)
+        lags          with kind "next": earlier rows whose predicted columns are inputs too, such as
+                      (1, 11, 12); "auto" chooses them for a short series: see tasks.season
 
         The other arguments are those of tasks.files.sheet.Options.
         """
@@ -220,8 +224,11 @@ class Data(JudgedCollection):
             strategy,
             column_names(known) or (),
             level_list(quantiles),
+            () if isinstance(lags, str) else lag_list(lags),
         )
         asked.check(kind)
+        if isinstance(lags, str):
+            check_choice("lags", lags, ("auto",))
         check_window(window, kind, asked.steps_at_once + 1)
         check_stride(stride, window)
         categorical = column_names(categorical) or ()
@@ -273,6 +280,10 @@ class Data(JudgedCollection):
         if kind == "classify":
             labels = labels_in(first)
             sheets = {name: encode_labels(sheet, labels) for name, sheet in sheets.items()}
+        lag_notes: tuple[str, ...] = ()
+        if isinstance(lags, str) and kind == "next":
+            chosen, lag_notes = lags_of_season(first)
+            asked = asked._replace(lags=chosen)
         settled = asked.settle(first)
         at = choose_readout(sheets["train"], kind, at)
         check_target(sheets["train"], kind, labels)
@@ -282,7 +293,7 @@ class Data(JudgedCollection):
             cuts[name] = cut_into_pieces(filled, kind, at, window, missing, asked.steps_at_once)
         if overlap == "refuse":
             refuse_overlap(cuts)
-        notes = [*first.notes, *notes_on_single_rows(first)]
+        notes = [*first.notes, *notes_on_single_rows(first), *lag_notes]
         for name, cut in cuts.items():
             notes += cut.sheet.notes[len(sheets[name].notes) :]  # on gaps that were dealt with
             notes += cut.notes

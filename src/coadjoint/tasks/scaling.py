@@ -126,7 +126,9 @@ def inputs_of(
         otherwise: Ends the advice on values that are too large.
         future: As in `lead_known`.
     """
-    return lead_known(own_inputs_of(sheet, description, otherwise), sheet, description, future)
+    own = own_inputs_of(sheet, description, otherwise)
+    led = lead_known(own, sheet, description, future)
+    return np.concatenate([led, lagged(own, sheet, description)], 1)
 
 
 def own_inputs_of(sheet: Sheet, description: Description, otherwise: str) -> np.ndarray:
@@ -172,7 +174,8 @@ def lead_known(
     if not known:
         return own
     horizon = description.ahead["horizon"]
-    led = np.zeros((len(own), description.width), own.dtype)
+    width = description.width - description.lagged_width
+    led = np.zeros((len(own), width), own.dtype)
     led[:, : own.shape[1]] = own
     for i, (start, T) in enumerate(zip(sheet.starts, sheet.lengths, strict=True)):
         rows = own[start : start + T, known]
@@ -182,6 +185,25 @@ def lead_known(
         led[start : start + T, known] = rows[ahead[:, 0]]
         led[start : start + T, own.shape[1] :] = rows[ahead[:, 1:]].reshape(T, -1)
     return led
+
+
+def lagged(own: np.ndarray, sheet: Sheet, description: Description) -> np.ndarray:
+    """Return the predicted columns in earlier rows, [N, lags x columns], as inputs.
+
+    Before the start of a sequence its first row stands. own: as in `lead_known`.
+    """
+    lags = description.ahead.get("lags", [])
+    if not lags:
+        return own[:, :0]
+    places = [description.numeric.index(name) for name in description.ahead["predicted"]]
+    starts = np.repeat(sheet.starts, sheet.lengths)
+    order = np.concatenate([np.arange(a, a + T) for a, T in zip(sheet.starts, sheet.lengths, strict=True)])
+    parts = []
+    for lag in lags:
+        part = np.zeros((len(own), len(places)), own.dtype)
+        part[order] = own[np.maximum(order - lag, starts)][:, places]
+        parts.append(part)
+    return np.concatenate(parts, 1)
 
 
 def cast(
