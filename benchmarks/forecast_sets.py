@@ -4,7 +4,7 @@
 
 The packages are pmdarima, sktime, statsmodels and vega_datasets. Their files are read, they are not
 imported, so `pip install --no-deps` is enough; nothing is downloaded. Half of the series are for
-choosing and half for reporting: of the real ones by a draw, of each simulated process one seed each.
+choosing and half for reporting: of the real ones by a draw, of each simulated process a seed each.
 """
 
 from __future__ import annotations

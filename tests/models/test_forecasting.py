@@ -17,6 +17,8 @@ from coadjoint.tasks.data import Data
 from coadjoint.tasks.files import read
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.tasks.season import season_of_values
+from coadjoint.training.linear_start import begin_linear_
+from coadjoint.training.own_defaults import reads_lags
 
 
 def linear_network(weights, outputs=1, inputs=1):
@@ -231,6 +233,68 @@ def test_known_columns_are_read_as_far_ahead_as_the_horizon(tmp_path):
     np.testing.assert_allclose(model.predict(new)[-1], y[50:53], rtol=1e-8)
     again = co.tasks.Data.for_prediction(data.describe(), new)
     np.testing.assert_allclose(again.u[-1], [y[49], *x[50:53]])
+
+
+SEASONAL = {"lags": (2, 3)}
+
+
+def test_lags_are_inputs_and_are_fed_by_the_forecast():
+    """A network that repeats the value three rows back is the seasonal naive forecast."""
+    series = noise(2, 40, 0.5, 9)
+    model = model_of(series, [[0.0, 1.0, 0.0]], lags=(3, 2))
+    assert model.description.input_names == ["u0", "u0 -2", "u0 -3"]
+    u = Data.of(series, kind="next", standardise=False, split=(1, 0, 0), **SEASONAL).sets["train"].u
+    np.testing.assert_allclose(u[1][:, 1], series[1][np.maximum(np.arange(39) - 2, 0)], rtol=1e-6)
+    np.testing.assert_allclose(u[1][:, 2], series[1][np.maximum(np.arange(39) - 3, 0)], rtol=1e-6)
+    found = model.forecast(series, 8)
+    for path, past in zip(found.values[:, :, 0], series, strict=True):
+        np.testing.assert_allclose(path, seasonal_naive(past, 8, 3))
+    rolled = model.roll(series, 8, 5, season=3)
+    np.testing.assert_allclose(rolled.errors["network"], rolled.errors["seasonal naive"])
+    worse = model_of(series, [[0.0, 9.0, 0.0]], lags=(2, 3)).roll(series, 2, 5, season=3)
+    assert "is better than the network" in worse.advice()
+    assert model_of(series, [[0.5, 0, 0]], lags=(2, 3)).roll(series, 1, 30).advice() is None
+    with pytest.raises(CoadjointError, match="--lags"):
+        model.step([1.0])
+    with pytest.raises(CoadjointError, match="--lags 0"):
+        model.export("x.onnx")
+
+
+def test_lags_of_a_short_series_are_by_its_season():
+    t = np.arange(96)
+    wave = np.sin(2 * np.pi * t / 12) + 0.02 * t
+    options = {"kind": "next", "lags": "auto", "split": (1, 0, 0)}
+    data = Data.of(wave, **options)
+    assert data.description.ahead["lags"] == [1, 11, 12]
+    assert any("the rows 1, 11, 12 before" in note for note in data.notes)
+    without = Data.of(np.random.default_rng(0).normal(size=96), **options)
+    assert without.description.ahead["lags"] == [1]
+    for other in (wave[:30], np.tile(wave, 11), np.stack([wave, wave])):
+        assert "lags" not in Data.of(other, **options).description.ahead
+    assert Data.of(wave, **options | {"lags": 0}).description.ahead == {}
+    with pytest.raises(CoadjointError, match="--kind next"):
+        Data.of(wave[None], [1.0], kind="regress", lags=1)
+    assert reads_lags({"kind": "next"}, None)
+    assert reads_lags({"kind": "next", "horizon": 12, "strategy": "recursive"}, "lstm")
+    for asked in ({"horizon": 12}, {"window": 10}, {"quantiles": [0.5]}, {"lags": [1]}):
+        assert not reads_lags({"kind": "next", **asked}, None)
+    assert not reads_lags({"kind": "next"}, "elman")
+
+
+def test_a_short_series_begins_with_the_linear_forecast():
+    series = noise(1, 200, 0.8, 10)[0]
+    data = Data.of(series, kind="next", lags=(1, 2), dtype="float64")
+    net = co.Network("gru", inputs=3, hidden=4, outputs=1, readout="every", skip=True).double()
+    assert begin_linear_(net, data)
+    u, y = data.sets["train"].u[0], data.sets["train"].y[0]
+    X = np.column_stack([u, np.ones(len(u))])[2:]
+    best, *_ = np.linalg.lstsq(X, y[2:], rcond=None)
+    a = net(torch.from_numpy(u)[:, None]).y_hat[2:, 0].detach().numpy()
+    np.testing.assert_allclose(a, X @ best, atol=0.2)  # up to the penalty
+    assert np.square(a - y[2:]).mean() < 1.02 * np.square(X @ best - y[2:]).mean()
+    assert not begin_linear_(net, Data.of(series, kind="next"))
+    quantiles = Data.of(series, kind="next", lags=(1, 2), quantiles=(0.5, 0.9))
+    assert not begin_linear_(net, quantiles)
 
 
 def test_training_windows_may_overlap_and_held_out_rows_stay_out():

@@ -11,7 +11,9 @@ from sklearn.metrics import r2_score  # type: ignore[import-untyped]
 
 from ..errors import InputError, choose, whole_number
 from ..models.forecast import Forecast
+from ..training.own_defaults import reads_lags
 from .layout import Given, Sequences, count_features, read_sequences, refuse_other_width
+from .sections import group
 from .sequences import RecurrentEstimator
 
 FEWEST_STEPS = 20  # of a series whose end is split off by default
@@ -67,6 +69,10 @@ class Forecaster(RecurrentEstimator):
         if known:
             names = [f"feature {j}" for j in range(self.n_features_in_)]
             ahead |= {"features": names, "known": [names[j] for j in known]}
+        asked = {"kind": "next", **ahead, **group(self._settings())["data"]}
+        asked.pop("standardise", None)
+        if reads_lags(asked, self.cell):
+            ahead["lags"] = "auto"
         self._fit(sequences, None, kind="next", at="every", **ahead)
         self.series_ = sequences
         self.form_ = form

@@ -176,7 +176,11 @@ class FutureRows:
             return np.zeros((1, steps, 0))
         reach = self.reach(steps)
         if len(future) < reach:
-            need = "as many" if reach == steps else f"{reach}, as {self.ahead.horizon} are read at once"
+            need = (
+                "as many"
+                if reach == steps
+                else f"{reach}, as {self.ahead.horizon} are read at once"
+            )
             raise DataError(
                 f"series '{one_line(series)}' has {len(future)} rows of the future, with "
                 f"{quote_names(self.ahead.known)} and empty cells for what is predicted; {steps} "

@@ -72,6 +72,26 @@ class Rolling:
         root: np.ndarray = np.sqrt(np.nanmean(np.square(self.errors[method]), 0))
         return root
 
+    def advice(self) -> str | None:
+        """Return a line on the method with the smallest MAE, with what to try; None if it is ours.
+
+        Of several columns their MAE count in shares of that of the seasonal naive.
+        """
+        usual = self.overall("seasonal naive")[0]
+        usual = np.where(usual > 0, usual, 1.0)
+        shares = {}
+        for method in self.methods:
+            shares[method] = float(np.nanmean(self.overall(method)[0] / usual))
+        best = min(shares, key=lambda method: np.nan_to_num(shares[method], nan=np.inf))
+        if best == NETWORK:
+            return None
+        ratio = shares[NETWORK] / shares[best] if shares[best] else np.inf
+        return (
+            f"{best} is better than the network, whose MAE is {ratio:.3g} times as large. Use it, or "
+            "train with another --seed, with --lags (1 and one season back), or with --horizon for "
+            "all steps at once."
+        )
+
     def overall(self, method: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the MAE and the RMSE over all steps, [k] both."""
         errors = self.errors[method]

@@ -125,7 +125,7 @@ def level_list(quantiles: float | Sequence[float] | None) -> tuple[float, ...]:
 
 
 def lag_list(lags: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return lags as an ascending tuple, empty for None and 0; what is no whole number is refused."""
+    """Return lags as an ascending tuple, empty for None and 0; all but whole numbers are refused."""
     given = lags if isinstance(lags, Sequence) else (lags or 0,)
     if list(given) == [0]:
         return ()

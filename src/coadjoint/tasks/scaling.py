@@ -197,7 +197,9 @@ def lagged(own: np.ndarray, sheet: Sheet, description: Description) -> np.ndarra
         return own[:, :0]
     places = [description.numeric.index(name) for name in description.ahead["predicted"]]
     starts = np.repeat(sheet.starts, sheet.lengths)
-    order = np.concatenate([np.arange(a, a + T) for a, T in zip(sheet.starts, sheet.lengths, strict=True)])
+    order = np.concatenate(
+        [np.arange(a, a + T) for a, T in zip(sheet.starts, sheet.lengths, strict=True)]
+    )
     parts = []
     for lag in lags:
         part = np.zeros((len(own), len(places)), own.dtype)

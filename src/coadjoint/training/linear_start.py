@@ -15,9 +15,9 @@ HELD_OUT = 5  # the last of so many parts of the rows chooses the strength of th
 
 
 def begin_linear_(net: Net, task: Task) -> bool:
-    """a = D u + b_o of the untrained network is the ridge regression of the targets on the inputs.
+    """Make the untrained network, a = D u + b_o, the ridge regression of targets on inputs.
 
-    V = 0, so the network learns from there what a line does not say. Return whether that was done:
+    V = 0, so it learns from there what a line does not say. Return whether that was done:
     only networks with D are changed, for tasks of kind "next" whose inputs hold earlier rows, and
     only with targets that are numbers, not quantiles.
     """
