@@ -93,7 +93,7 @@ class Description:
     @property
     def width(self) -> int:
         """The inputs of a step, or the channels of a sample."""
-        of_known = len(self.known_places) * (self.ahead.get("horizon", 1) - 1)
+        of_known = len(self.known_places) * (int(self.ahead.get("horizon", 1)) - 1)
         return self.own_width + of_known + self.lagged_width
 
     @property

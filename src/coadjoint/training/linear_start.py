@@ -31,8 +31,10 @@ def begin_linear_(net: Net, task: Task) -> bool:
     fitted = fit_line(train, max(ahead["lags"]))
     with torch.no_grad():
         D.copy_(torch.from_numpy(fitted.A.T))
-        net.b_o.copy_(torch.from_numpy(fitted.c))
-        net.V.zero_()
+        for name, values in (("b_o", torch.from_numpy(fitted.c)), ("V", torch.zeros(()))):
+            weight = getattr(net, name)
+            if weight is not None:
+                weight.copy_(values)
     return True
 
 
@@ -44,7 +46,8 @@ def fit_line(train: Sequences, first: int) -> LinearModel:
     assert train.y is not None
     # Before row `first`, lags are not those of training: the first row stands for them.
     X = np.concatenate([u[min(first, len(u) // 2) :] for u in train.u]).astype(np.float64)
-    Y = np.concatenate([y[min(first, len(y) // 2) :] for y in train.y]).astype(np.float64)
+    targets = [np.asarray(y) for y in train.y]
+    Y = np.concatenate([y[min(first, len(y) // 2) :] for y in targets]).astype(np.float64)
     is_known = np.isfinite(Y).all(1)
     X = X[is_known]
     Y = Y[is_known]
