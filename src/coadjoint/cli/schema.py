@@ -113,13 +113,9 @@ class DataSection(Section):
     strategy: Literal["recursive", "direct"] | None = Field(
         None, description="feed one step back, or learn --horizon steps at once (default)"
     )
-    known: str | list[str] | None = Field(
-        None, description="--kind next: columns that are known in advance: a,b,c"
-    )
+    known: str | list[str] | None = Field(None, description="--kind next: columns known in advance")
     lags: NonNegativeInt | list[NonNegativeInt] | None = Field(
-        None,
-        description="--kind next: earlier rows to read beside each row: 1,11,12; 0 for none "
-        "(default for a short series: by its season)",
+        None, description="--kind next: earlier rows to read beside each: 1,11,12; 0 for none"
     )
     quantiles: UnitFloat | list[UnitFloat] | None = Field(
         None, description="--kind next: learn quantiles at these levels: 0.1,0.5,0.9"

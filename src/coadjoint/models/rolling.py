@@ -87,8 +87,8 @@ class Rolling:
             return None
         ratio = shares[NETWORK] / shares[best] if shares[best] else np.inf
         return (
-            f"{best} is better than the network, whose MAE is {ratio:.3g} times as large. Use it, or "
-            "train with another --seed, with --lags (1 and one season back), or with --horizon for "
+            f"{best} is better than the network, whose MAE is {ratio:.3g} times as large. Use it, "
+            "or train with another --seed, with --lags (1 and one season back), or with --horizon for "
             "all steps at once."
         )
 

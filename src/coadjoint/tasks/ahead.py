@@ -11,6 +11,7 @@ from ..errors import ConfigError, DataError, whole_number
 from .description import MOST_LAG
 from .files.sheet import Sheet, quote_names
 from .option_checks import check_choice
+from .season import lags_of_season
 
 if TYPE_CHECKING:
     from .description import Description
@@ -124,8 +125,14 @@ def level_list(quantiles: float | Sequence[float] | None) -> tuple[float, ...]:
     return tuple(quantiles) if isinstance(quantiles, Sequence) else (quantiles,)
 
 
-def lag_list(lags: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return lags as an ascending tuple, empty for None and 0; all but whole numbers are refused."""
+def lag_list(lags: int | str | Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return lags as an ascending tuple, empty for None and 0; None for "auto", a choice by season.
+
+    Refused is what is no whole number.
+    """
+    if isinstance(lags, str):
+        check_choice("lags", lags, ("auto",))
+        return None
     given = lags if isinstance(lags, Sequence) else (lags or 0,)
     if list(given) == [0]:
         return ()
@@ -142,7 +149,7 @@ class AheadOptions(NamedTuple):
     strategy: str | None
     known: tuple[str, ...]
     quantiles: tuple[float, ...]
-    lags: tuple[int, ...] = ()
+    lags: tuple[int, ...] | None = ()  # None: those of a short series, by its season
 
     def check(self, kind: str | None) -> None:
         """Refuse options that do not belong together, and all of them if kind is not "next"."""
@@ -189,7 +196,8 @@ class AheadOptions(NamedTuple):
         first: the training file. Columns that it lacks, words to predict, and columns that are both
         known and predicted are refused.
         """
-        if self == AheadOptions(None, None, None, (), ()):
+        lags = lags_of_season(first)[0] if self.lags is None else self.lags
+        if self._replace(lags=lags) == AheadOptions(None, None, None, (), ()):
             return {}
         numbers = [name for name in first.features if name not in first.categories]
         predicted = self.target
@@ -218,4 +226,9 @@ class AheadOptions(NamedTuple):
             "quantiles": list(self.quantiles),
             "steps": self.horizon,
         }
-        return settled | ({"lags": list(self.lags)} if self.lags else {})
+        return settled | ({"lags": list(lags)} if lags else {})
+
+
+def notes_on_lags(asked: AheadOptions, first: Sheet) -> tuple[str, ...]:
+    """Return a note on the lags that were chosen for the training file, if they were not given."""
+    return lags_of_season(first)[1] if asked.lags is None else ()

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..objectives.batch import Batch
-from .ahead import AheadOptions, from_json, lag_list, level_list
+from .ahead import AheadOptions, from_json, lag_list, level_list, notes_on_lags
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
 from .cutting import (
     Part,
@@ -63,7 +63,6 @@ from .scaling import (
     samples_of,
     sequences_of,
 )
-from .season import lags_of_season
 from .shares import divide
 from .task import Index, Samples, Sequences
 
@@ -208,10 +207,8 @@ class Data(JudgedCollection):
         metrics       what to report besides the default metrics: names of tasks.metrics
         class_weight  weights of the classes in the loss of training: "balanced", "a=2,b=1" or a
                       dict; see tasks.class_weights. Held-out losses are without weights
-        horizon, strategy, known, quantiles    what kind "next" predicts: see tasks.ahead
+        horizon, strategy, known, quantiles, lags    what kind "next" predicts: see tasks.ahead
         stride        the rows from one training window to the next (None: `window`)
-        lags          with kind "next": earlier rows whose predicted columns are inputs too, such as
-                      (1, 11, 12); "auto" chooses them for a short series: see tasks.season
 
         The other arguments are those of tasks.files.sheet.Options.
         """
@@ -224,11 +221,9 @@ class Data(JudgedCollection):
             strategy,
             column_names(known) or (),
             level_list(quantiles),
-            () if isinstance(lags, str) else lag_list(lags),
+            lag_list(lags),
         )
         asked.check(kind)
-        if isinstance(lags, str):
-            check_choice("lags", lags, ("auto",))
         check_window(window, kind, asked.steps_at_once + 1)
         check_stride(stride, window)
         categorical = column_names(categorical) or ()
@@ -280,10 +275,6 @@ class Data(JudgedCollection):
         if kind == "classify":
             labels = labels_in(first)
             sheets = {name: encode_labels(sheet, labels) for name, sheet in sheets.items()}
-        lag_notes: tuple[str, ...] = ()
-        if isinstance(lags, str) and kind == "next":
-            chosen, lag_notes = lags_of_season(first)
-            asked = asked._replace(lags=chosen)
         settled = asked.settle(first)
         at = choose_readout(sheets["train"], kind, at)
         check_target(sheets["train"], kind, labels)
@@ -293,7 +284,7 @@ class Data(JudgedCollection):
             cuts[name] = cut_into_pieces(filled, kind, at, window, missing, asked.steps_at_once)
         if overlap == "refuse":
             refuse_overlap(cuts)
-        notes = [*first.notes, *notes_on_single_rows(first), *lag_notes]
+        notes = [*first.notes, *notes_on_single_rows(first), *notes_on_lags(asked, first)]
         for name, cut in cuts.items():
             notes += cut.sheet.notes[len(sheets[name].notes) :]  # on gaps that were dealt with
             notes += cut.notes
