@@ -88,8 +88,8 @@ class Rolling:
         ratio = shares[NETWORK] / shares[best] if shares[best] else np.inf
         return (
             f"{best} is better than the network, whose MAE is {ratio:.3g} times as large. Use it, "
-            "or train with another --seed, with --lags (1 and one season back), or with --horizon for "
-            "all steps at once."
+            "or train with another --seed, with --lags (1 and one season back), or with --horizon "
+            "for all steps at once."
         )
 
     def overall(self, method: str) -> tuple[np.ndarray, np.ndarray]:

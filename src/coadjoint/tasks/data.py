@@ -234,8 +234,7 @@ class Data(JudgedCollection):
             refuse_options_of_time(
                 time=time, at=at, window=window, kind=kind, missing=missing, irregular=irregular
             )
-            time = ""
-            at = "last"
+            time, at = "", "last"
         check_noise(noise, kind, missing)
         paths = {"train": train, "valid": valid, "test": test}
         reading: JsonDict = {
@@ -341,9 +340,9 @@ class Data(JudgedCollection):
                 sets[name] = arrange(part, inputs.get(name, inputs["train"]), description)
         if noise:
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
-        unique_notes = tuple(dict.fromkeys(notes))
         name = "data" if isinstance(train, InMemory) else table_stem(train)
-        data = cls(sets, description, unique_notes, name, noise, metrics, class_weight)
+        notes = list(dict.fromkeys(notes))
+        data = cls(sets, description, tuple(notes), name, noise, metrics, class_weight)
         data.shares = division.shares
         data.overview = make_overview(sheets, cuts, parts, description, data.notes)
         return data
