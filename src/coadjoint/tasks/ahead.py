@@ -133,8 +133,8 @@ def lag_list(lags: int | str | Sequence[int] | None) -> tuple[int, ...] | None:
     if isinstance(lags, str):
         check_choice("lags", lags, ("auto",))
         return None
-    given = lags if isinstance(lags, Sequence) else (lags or 0,)
-    if list(given) == [0]:
+    given = list(lags) if isinstance(lags, Sequence) else [lags or 0]
+    if given == [0]:
         return ()
     for lag in given:
         whole_number("--lags", lag, most=MOST_LAG)
