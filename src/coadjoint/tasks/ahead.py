@@ -133,7 +133,7 @@ def lag_list(lags: int | str | Sequence[int] | None) -> tuple[int, ...] | None:
     if isinstance(lags, str):
         check_choice("lags", lags, ("auto",))
         return None
-    given = list(lags) if isinstance(lags, Sequence) else [lags or 0]
+    given: list[int] = list(lags) if isinstance(lags, Sequence) else [lags or 0]
     if given == [0]:
         return ()
     for lag in given:
