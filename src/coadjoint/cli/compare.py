@@ -122,10 +122,10 @@ def comparison_name(what: list[str]) -> str:
 def compare_folders(what: list[str], out: Path | None, quiet: bool) -> None:
     """Compare runs that exist already; what: their folders, out: where the comparison goes."""
     from ..training.report import pages
-    from . import compared_runs
+    from . import existing_runs
 
     folder = out or next_free_folder("compare")
-    found = compared_runs.compare_existing([Path(text) for text in what], folder, command_line())
+    found = existing_runs.compare_existing([Path(text) for text in what], folder, command_line())
     page = pages.write(folder)
     if not quiet:
         print_comparison(found)
