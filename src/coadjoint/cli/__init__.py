@@ -28,7 +28,10 @@ benchmark            bench
 compared_runs        a comparison: laid out, run and collected
 words                the settings of its rows as words
 existing_runs        a comparison of runs that exist already
-pool                 where its runs are trained: here, many at a time
+pool                 where its runs are trained: here, many at a time, or elsewhere
+cluster              on the workers of a Dask scheduler
+cluster_worker       what such a worker does
+leashed              a run that ends with what started it
 outcomes, workers    what came of its runs; their processes
 preloaded            imports that these processes share
 study                a search for settings: its trials, each in a process of its own

@@ -10,7 +10,7 @@ import itertools
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -184,10 +184,12 @@ def lay_out(
     folder: Path,
     command: str | None = None,
     tasks: Sequence[Variant] = (BASE_TASK,),
+    go_on: bool = False,
 ) -> None:
     """Check the config of every row, task and seed, and write the folder. Nothing runs yet.
 
     base: the settings that all have in common. rows: the methods. command: the command line.
+    go_on: a folder that holds this comparison already is left as it is.
     """
     from ..training import environment, json_rows
 
@@ -201,7 +203,9 @@ def lay_out(
             f"{by_task}{len(rows)} methods x {len(seeds)} seeds are more than {MOST_RUNS:,} runs: "
             "compare fewer."
         )
-    refuse_if_occupied(folder)
+    has_begun = go_on and (folder / "compare.json").exists()
+    if not has_begun:
+        refuse_if_occupied(folder)
     table = []
     configs = {}
     for task, row in itertools.product(tasks, rows):
@@ -213,6 +217,9 @@ def lay_out(
             raise
         table.append(entry)
         configs.update(row_configs)
+    if has_begun:
+        refuse_if_other(folder, configs)
+        return
     with files.storage_errors(folder):
         (folder / "runs").mkdir(parents=True)
         (folder / "configs").mkdir()
@@ -228,6 +235,30 @@ def lay_out(
         "environment": environment.describe_environment(seeds[0], "cpu", command),
     }
     files.replace(folder / "compare.json", json_rows.dumps(content, indent=1))
+
+
+def refuse_if_other(folder: Path, configs: Mapping[str, schema.Config]) -> None:
+    """Refuse to go on in a folder whose comparison has other runs, or runs with other settings.
+
+    configs: those that are asked for, by the names of their runs.
+    """
+    from ..training.settings import yaml_text
+
+    found = read_comparison(folder)
+    names = {Path(run["folder"]).name for row in found["rows"] for run in row["runs"]}
+    for name in sorted(names.symmetric_difference(configs)):
+        which = "also has" if name in names else "lacks"
+        raise StorageError(
+            f"{folder} holds another comparison: it {which} the run {name}. Choose another --out."
+        )
+    for name, config in configs.items():
+        text = yaml_text.to_yaml(setting_flags.given_by_user(config)).encode()
+        path = folder / "configs" / f"{name}.yaml"
+        if files.read_regular(path, settings.MAX_BYTES) != text:
+            raise StorageError(
+                f"{folder} holds another comparison: {path.name} has other settings. Choose "
+                "another --out."
+            )
 
 
 def refuse_if_names_clash(what: str, variants: Sequence[Variant], advice: str) -> None:
@@ -293,18 +324,17 @@ def plan_row(
 
 def run_all(
     folder: Path,
-    jobs: int,
+    pool: Pool | int,
     report: Report = report_nothing,
     in_order: bool = False,
-    pool: Pool | None = None,
     show: Show = show_nothing,
 ) -> KeyValues:
     """Run what has not ended yet, and collect the results.
 
     Returns the new content of compare.json. A stop signal makes every run save and end. in_order:
     start and report the runs in the order of the table; a line about a run waits for those before.
-    pool: where runs are trained, by default in `jobs` processes at a time on this machine. show:
-    takes what runs where, if the pool says so.
+    pool: where runs are trained, or the number of processes on this machine. It is closed at the
+    end. show: takes what runs where, if runs are elsewhere.
     """
     content = read_comparison(folder)
     began = time.monotonic()
@@ -316,7 +346,8 @@ def run_all(
         waiting.sort(key=lambda pair: -pair[0].get("pace", 0))
     folders = [folder / run["folder"] for _, run in waiting]
     reporter = RunsReporter(report, len(pairs), folders, in_order, show)
-    pool = pool or LocalPool(jobs)
+    if isinstance(pool, int):
+        pool = LocalPool(pool)
     under_way: dict[Future[Outcome], tuple[KeyValues, KeyValues]] = {}
     signals: list[int] = []
     try:
@@ -343,11 +374,12 @@ def run_all(
     content["jobs"] = pool.most
     collect(folder, content)
     if is_over(pool, signals):
-        why = pool.failure or describe_interruption(signal.Signals(signals[0]).name)
-        raise Interrupted(
-            f"{why}; every run was saved. Resume with: coadjoint resume "
-            f"{shlex.quote(str(folder))}{pool.flags}"
-        )
+        end = f"{pool.failure}."
+        if pool.failure is None:
+            how = describe_interruption(signal.Signals(signals[0]).name)
+            end = f"{how}; every run was saved."
+        words = f"coadjoint resume {shlex.quote(str(folder))}{pool.flags}"
+        raise Interrupted(f"{end} Resume with: {words}")
     return content
 
 
