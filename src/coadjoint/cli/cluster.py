@@ -80,10 +80,10 @@ def connect(address: str, tls: TlsFiles) -> Client:
         raise ConfigError(f"--on takes tcp://HOST:PORT or tls://HOST:PORT; got {address!r}.")
     for name in ("distributed", "distributed.client", "distributed.core", "distributed.comm"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # what fails is said in one line
+    security = security_of(scheme, tls)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # versions that differ: compared below
-            security = security_of(scheme, tls)
             return Client(address, security=security, timeout=CONNECT, set_as_default=False)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         reason = error_text(error.__cause__ or error)
@@ -107,7 +107,14 @@ def security_of(scheme: str, tls: TlsFiles) -> Security | None:
     given = {"tls_ca_file": tls.ca_file, "tls_client_cert": tls.cert, "tls_client_key": tls.key}
     files = {key: str(path) for key, path in given.items() if path is not None}
     security = Security(require_encryption=True, **files)
-    if security.get_connection_args("client")["ssl_context"] is None:
+    try:
+        context = security.get_connection_args("client")["ssl_context"]
+    except OSError as error:
+        raise StorageError(
+            f"the files of TLS cannot be used ({error_text(error)}): expected certificates and a "
+            "key in PEM format."
+        ) from None
+    if context is None:
         raise ConfigError(
             "tls:// needs --tls-ca-file, --tls-cert and --tls-key, or the same in Dask's "
             "configuration (distributed.comm.tls)."
@@ -159,7 +166,7 @@ class ClusterPool:
             (probe / "token").write_text(self.token)
             lock = Lock(probe)
             try:
-                self.ask(cluster_worker.examine_folder, os.getcwd(), str(probe), self.token)
+                self.ask(cluster_worker.examine_folder, str(Path.cwd()), str(probe), self.token)
             finally:
                 lock.release()
         finally:
@@ -232,7 +239,7 @@ class ClusterPool:
         """Send a run to the scheduler, which chooses a worker."""
         from .cluster_worker import Assignment, run_assigned, versions
 
-        task = Assignment(os.getcwd(), str(folder), run, self.token, versions())
+        task = Assignment(str(Path.cwd()), str(folder), run, self.token, versions())
         key = f"{Path(run).name}-{self.token}"
         future: Future[Outcome] = self.executor.submit(run_assigned, task, key=key)
         self.keys[future] = key

@@ -34,10 +34,10 @@ class BarWithRuns(Progress):
 
 def table_of(runs: Sequence[RunElsewhere]) -> Table:
     """The runs as a table; on a narrow terminal, long names end in dots."""
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, expand=True)
     table.add_column("run", no_wrap=True, overflow="ellipsis", ratio=1)
     table.add_column("on", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("done", no_wrap=True, justify="right", min_width=4)
+    table.add_column("done", no_wrap=True, justify="right", width=4)
     for run in runs[:MOST_ROWS]:
         table.add_row(plain_text(run.name), plain_text(run.place), f"{run.share:.0%}")
     if len(runs) > MOST_ROWS:
