@@ -33,7 +33,7 @@ ENDLESS = 100_000_000  # steps, so that no run ends before something happens to 
 
 def words(steps, *more):
     """A comparison of two runs of so many steps."""
-    often = ["--every", "500", "--checkpoint", "500", "--probes", "2", "--lr", "1e-9"]
+    often = ["--every", "200", "--checkpoint", "200", "--probes", "2", "--lr", "1e-9"]
     return ["compare", "xor", *SMALL, *often, "--steps", str(steps), "-m", "a", *more]
 
 
@@ -62,7 +62,7 @@ def shorten(run):
 
 def test_what_is_killed_is_resumed_elsewhere(tmp_path):
     """A worker is killed, whose run saves; then a worker together with its run."""
-    steps = 8000
+    steps = 1200
     near = start_coadjoint(tmp_path, *words(steps, "--seeds", "2", "--out", "near", "-q"))
     assert finish(near)[0] == 0
     runs = run_folders(tmp_path / "far")
@@ -132,11 +132,11 @@ def test_a_run_goes_on_when_its_comparison_is_killed(tmp_path):
         dask.add_worker()
         dask.add_worker()
         there = ["--seeds", "1", "--out", "cmp", "--on", dask.address, "--continue"]
-        process = start_coadjoint(tmp_path, *words(8000, *there))
+        process = start_coadjoint(tmp_path, *words(1200, *there))
         pid = eventually(lambda: has_begun(run), "the run")
         process.kill()
         process.communicate()
-        code, _, err = finish(start_coadjoint(tmp_path, *words(8000, *there)))
+        code, _, err = finish(start_coadjoint(tmp_path, *words(1200, *there)))
         assert (code, err) == (0, "")
         assert status(run) in ("finished", "success")
         assert owner(run) == pid
