@@ -216,7 +216,7 @@ def assigned(monkeypatch, tmp_path):
         monkeypatch.setattr(cluster_worker, "get_worker", Idle)
         monkeypatch.setattr(cluster_worker, "LeashedProcess", start)
         versions = cluster_worker.versions()
-        task = cluster_worker.Assignment(str(tmp_path), "c", "runs/a", token, versions)
+        task = cluster_worker.AssignedRun(str(tmp_path), "c", "runs/a", token, versions)
         return cluster_worker.run_assigned(task), started
 
     return run
@@ -323,7 +323,7 @@ def test_the_words_to_go_on_name_the_cluster():
 
 
 def test_runs_and_their_places_fit_80_columns():
-    run = progress.RunElsewhere("penalised-weight-1" * 6, "node[red]" * 9 + "\x1b", 0.375)
+    run = pool.RunElsewhere("penalised-weight-1" * 6, "node[red]" * 9 + "\x1b", 0.375)
     text = io.StringIO()
     console = Console(file=text, width=80, force_terminal=True, color_system=None)
     console.print(run_table.table_of([run] * 22))
@@ -340,7 +340,7 @@ def test_without_a_terminal_a_line_says_where_a_run_is():
     reporter = progress.ProgressReporter(quiet=False, to=text)
     with reporter:
         for place in ("w1", "w1", "w2"):
-            reporter.show([progress.RunElsewhere("a", place, 0.5)])
+            reporter.show([pool.RunElsewhere("a", place, 0.5)])
     assert text.getvalue() == "a: on w1\na: on w2\n"
 
 
@@ -353,6 +353,6 @@ def test_a_terminal_shows_a_table_below_the_bar():
     reporter = progress.ProgressReporter(quiet=False, to=text)
     with reporter as report:
         report(0, 2, None)
-        reporter.show([progress.RunElsewhere("plain-seed-0", "w1", 0.5)])
+        reporter.show([pool.RunElsewhere("plain-seed-0", "w1", 0.5)])
         assert "plain-seed-0" in "".join(map(str, [run.name for run in reporter.runs]))
     assert reporter.runs == ()

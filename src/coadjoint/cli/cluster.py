@@ -15,13 +15,14 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import ConfigError, MissingError, StorageError, error_text
 from ..training.lock import Lock
+from .flags import KeyValues
 from .outcomes import read_status
 from .pool import Outcome
 
@@ -137,8 +138,8 @@ class ClusterPool:
         self.executor: ClientExecutor = client.get_executor(retries=RETRIES, pure=False)
         self.keys: dict[Future[Outcome], str] = {}  # of tasks that are under way
         self.targets: dict[Future[Outcome], Path] = {}
-        self.workers: Mapping[str, Mapping[str, Any]] = {}  # by address, as of the last look
-        self.processing: Mapping[str, Any] = {}  # keys of tasks, by address of the worker
+        self.workers: Mapping[str, KeyValues] = {}  # by address, as of the last look
+        self.processing: Mapping[str, Sequence[str]] = {}  # keys of tasks, by address of the worker
         self.stopping = threading.Event()
         self.closing = threading.Event()
         self.watcher = threading.Thread(target=self.watch, daemon=True)
@@ -210,8 +211,10 @@ class ClusterPool:
 
     def look(self) -> None:
         """Note the workers and what they do."""
-        identity = self.client.sync(self.client.scheduler.identity, n_workers=-1)
-        self.workers = identity["workers"]
+        # not scheduler_info(): another thread may just have put one without workers in its place
+        scheduler = self.client.scheduler
+        if scheduler is not None:  # it is, once the client is closed
+            self.workers = self.client.sync(scheduler.identity, n_workers=-1)["workers"]
         self.processing = self.client.processing()
         self.most = max(self.most, self.size())
 
@@ -237,9 +240,9 @@ class ClusterPool:
 
     def start(self, folder: Path, run: str) -> Future[Outcome]:
         """Send a run to the scheduler, which chooses a worker."""
-        from .cluster_worker import Assignment, run_assigned, versions
+        from .cluster_worker import AssignedRun, run_assigned, versions
 
-        task = Assignment(str(Path.cwd()), str(folder), run, self.token, versions())
+        task = AssignedRun(str(Path.cwd()), str(folder), run, self.token, versions())
         key = f"{Path(run).name}-{self.token}"
         future: Future[Outcome] = self.executor.submit(run_assigned, task, key=key)
         self.keys[future] = key

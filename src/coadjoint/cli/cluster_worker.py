@@ -44,7 +44,7 @@ class RunLostError(CoadjointError):
     """A run whose process was ended from outside; Dask starts it again."""
 
 
-class Assignment(NamedTuple):
+class AssignedRun(NamedTuple):
     """A run, as it is sent to a worker."""
 
     cwd: str  # where the comparison was started: data files are named from there
@@ -165,7 +165,7 @@ class LeashedProcess:
         self._errors.close()
 
 
-def run_assigned(task: Assignment) -> Outcome:
+def run_assigned(task: AssignedRun) -> Outcome:
     """Train a run to its end, resume it if it has begun, leave it alone if it has ended.
 
     It may have been on another worker, which is gone: then its process saves and ends, and until it

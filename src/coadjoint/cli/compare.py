@@ -31,7 +31,7 @@ from .program import (
 from .progress import ProgressReporter
 
 if TYPE_CHECKING:
-    from .pool import Pool
+    from .pool import RunPool
 
 
 @app.command()
@@ -162,7 +162,7 @@ class Where(NamedTuple):
     key: Path | None = None
 
     @contextlib.contextmanager
-    def pool(self, folder: Path, jobs: int | None) -> Iterator[Pool]:
+    def pool(self, folder: Path, jobs: int | None) -> Iterator[RunPool]:
         """Where the runs of the comparison in a folder are trained; closed at the end.
 
         jobs: the most runs at a time.
@@ -173,7 +173,7 @@ class Where(NamedTuple):
         tls = TlsFiles(self.ca_file, self.cert, self.key)
         if self.address is None and tls.words:
             raise ConfigError(f"{tls.words[0]} belongs to --on tls://HOST:PORT.")
-        pool: Pool
+        pool: RunPool
         if self.address is None:
             pool = LocalPool(count_jobs(jobs))
         else:
@@ -202,7 +202,7 @@ def run_comparison(
         run_in(pool, folder, quiet, in_order)
 
 
-def run_in(pool: Pool, folder: Path, quiet: bool, in_order: bool = False) -> None:
+def run_in(pool: RunPool, folder: Path, quiet: bool, in_order: bool = False) -> None:
     """Run a comparison to its end in a pool, print its tables, write the report."""
     from ..training.report import pages
     from . import compared_runs

@@ -30,7 +30,7 @@ from .outcomes import (
     record_outcome,
     refuse_if_outside,
 )
-from .pool import ENDED, LocalPool, Outcome, Pool
+from .pool import ENDED, LocalPool, Outcome, RunPool
 from .progress import Report, RunsReporter, Show, report_nothing, show_nothing
 from .words import split_words
 
@@ -324,7 +324,7 @@ def plan_row(
 
 def run_all(
     folder: Path,
-    pool: Pool | int,
+    pool: RunPool | int,
     report: Report = report_nothing,
     in_order: bool = False,
     show: Show = show_nothing,
@@ -383,7 +383,7 @@ def run_all(
     return content
 
 
-def is_over(pool: Pool, signals: Sequence[int]) -> bool:
+def is_over(pool: RunPool, signals: Sequence[int]) -> bool:
     """Whether no more runs are to start: a signal came, or the pool can go on no longer."""
     return bool(signals) or pool.failure is not None
 

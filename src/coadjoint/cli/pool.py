@@ -20,7 +20,15 @@ class Outcome(NamedTuple):
     status: str | None = None  # that in result.json, as the machine of the run sees it
 
 
-class Pool(Protocol):
+class RunElsewhere(NamedTuple):
+    """A run that is under way on another machine."""
+
+    name: str
+    place: str
+    share: float  # of its steps, from 0 to 1
+
+
+class RunPool(Protocol):
     """Where runs are trained, many at a time: on this machine, or on a cluster."""
 
     most: int  # the largest number of runs at a time so far

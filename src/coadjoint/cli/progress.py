@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ..errors import escape_controls
+from .pool import RunElsewhere
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -19,16 +20,8 @@ if TYPE_CHECKING:
 # line about the latest, if there is one.
 Report = Callable[[float, int, str | None], None]
 # Takes the runs that are under way elsewhere.
-Show = Callable[[Sequence["RunElsewhere"]], None]
+Show = Callable[[Sequence[RunElsewhere]], None]
 LOOK = 1.0  # seconds between two looks at runs that are not over: each look reads files
-
-
-class RunElsewhere(NamedTuple):
-    """A run that is under way on another machine."""
-
-    name: str
-    place: str
-    share: float  # of its steps, from 0 to 1
 
 
 def report_nothing(done: float, total: int, text: str | None) -> None:
@@ -60,7 +53,7 @@ class ProgressReporter:
 
             from .run_table import BarWithRuns
 
-            self.bar = BarWithRuns(lambda: self.runs, console=Console(file=self.to))
+            self.bar = BarWithRuns(lambda: self.runs, Console(file=self.to))
             self.bar.start()
             self.task = self.bar.add_task(self.name, total=None)
         return self.report

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from ..errors import escape_controls
-from .progress import RunElsewhere
+from .pool import RunElsewhere
 
 MOST_ROWS = 20  # runs in the table; more would not fit a terminal
 
@@ -19,10 +18,10 @@ MOST_ROWS = 20  # runs in the table; more would not fit a terminal
 class BarWithRuns(Progress):
     """A bar of progress and, if runs are under way elsewhere, a table of them below."""
 
-    def __init__(self, runs: Callable[[], Sequence[RunElsewhere]], **options: Any) -> None:
-        """runs: returns those to show. options: those of rich."""
+    def __init__(self, runs: Callable[[], Sequence[RunElsewhere]], console: Console) -> None:
+        """runs: returns those to show."""
         self.runs = runs  # first: rich asks for what to show at once
-        super().__init__(**options)
+        super().__init__(console=console)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar, and the table if it has rows."""
