@@ -323,7 +323,7 @@ def test_the_words_to_go_on_name_the_cluster():
 
 
 def test_runs_and_their_places_fit_80_columns():
-    run = pool.RunElsewhere("penalised-weight-1" * 6, "node[red]" * 9 + "\x1b", 0.375)
+    run = pool.RunElsewhere("penalised-weight-1" * 6, "\x1bnode[red]" * 9, 0.375)
     text = io.StringIO()
     console = Console(file=text, width=80, force_terminal=True, color_system=None)
     console.print(run_table.table_of([run] * 22))
@@ -332,6 +332,7 @@ def test_runs_and_their_places_fit_80_columns():
     assert lines[1].split()[-1] == "38%"
     assert "node[red]" in lines[1]
     assert "\x1b" not in lines[1]
+    assert "".join(lines[1:4]).count("penalised-") == 6
     assert lines[-1].split() == ["and", "2", "more"]
 
 

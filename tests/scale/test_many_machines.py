@@ -89,6 +89,24 @@ def test_what_is_killed_is_resumed_elsewhere(tmp_path):
             assert (run / name).read_bytes() == (other / name).read_bytes()
 
 
+def test_a_worker_that_is_told_to_end_lets_its_run_save(tmp_path):
+    """SIGTERM, as from a batch system; the run has no checkpoint of its own by then."""
+    (run,) = run_folders(tmp_path / "cmp", 1)
+    with DaskProcesses(tmp_path) as dask:
+        dask.add_worker()
+        there = ["--seeds", "1", "--out", "cmp", "--on", dask.address, "--checkpoint", str(ENDLESS)]
+        process = start_coadjoint(tmp_path, *words(ENDLESS, *there))
+        pid = eventually(lambda: has_begun(run), "the run")
+        dask.add_worker()
+        dask.workers["w1"].terminate()
+        eventually(lambda: is_gone(pid), "the run whose worker ends")
+        (saved,) = (run / "checkpoints").iterdir()
+        assert int(saved.name.removeprefix("step-")) > 0
+        eventually(lambda: owner(run) != pid and has_begun(run), "the run on the other worker")
+        kill(process.pid, signal.SIGINT)
+        assert finish(process)[0] == 75
+
+
 def test_a_stop_saves_the_runs_and_the_same_command_goes_on(tmp_path):
     runs = run_folders(tmp_path / "cmp")
     with DaskProcesses(tmp_path) as dask:

@@ -12,6 +12,7 @@ from rich.text import Text
 from ..errors import escape_controls
 from .pool import RunElsewhere
 
+WIDEST_PLACE = 36  # characters
 MOST_ROWS = 20  # runs in the table; more would not fit a terminal
 
 
@@ -32,10 +33,11 @@ class BarWithRuns(Progress):
 
 
 def table_of(runs: Sequence[RunElsewhere]) -> Table:
-    """The runs as a table; on a narrow terminal, long names end in dots."""
+    """The runs as a table; on a narrow terminal long names take several lines."""
     table = Table(box=None, pad_edge=False, expand=True)
-    table.add_column("run", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("on", no_wrap=True, overflow="ellipsis", ratio=1)
+    # the end of a name tells runs apart: "lr-0.01-seed-3"
+    table.add_column("run", overflow="fold", ratio=1)
+    table.add_column("on", no_wrap=True, overflow="ellipsis", max_width=WIDEST_PLACE)
     table.add_column("done", no_wrap=True, justify="right", width=4)
     for run in runs[:MOST_ROWS]:
         table.add_row(plain_text(run.name), plain_text(run.place), f"{run.share:.0%}")
