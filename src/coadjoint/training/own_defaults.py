@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..networks.chain_text import parse_chain
@@ -28,7 +28,6 @@ PATIENCE = 20  # validations: half a run, as the step size of a cosine falls lat
 LARGEST_BATCH = 128
 MOST_STEPS_PER_EPOCH = 150  # beyond which the batch is doubled
 FEW_SEQUENCES = 32  # training sequences; fewer are cut into chunks where they are long
-LONG_SERIES_STEPS = 1000  # of a training series, on average
 GATED = ("gru", "lstm")
 # The keys of [network] beside which the defaults were tried; with another one they stay away.
 TRIED = ("cell", "hidden", "bidirectional", "readout", "layers", "dropout", "init", "skip")
@@ -88,7 +87,6 @@ NEXT_STEP = OwnDefaults(
     batch=32,
     weight_decay=0.01,
 )
-LONG_SERIES = replace(NEXT_STEP, least_steps=2000, most_steps=6000, epochs=600, chunk=256)
 DENSE_LAYERS = OwnDefaults({"activation": "relu", "dropout": 0.2}, lr=1e-2, batch=16)
 OTHER_LAYERS = OwnDefaults({}, lr=None, batch=16)
 OTHER_CELL = OwnDefaults({}, lr=None, batch=16)
@@ -136,11 +134,7 @@ def choose_defaults(config: Sections, given: SectionValues, task: Data) -> OwnDe
     if task.readout != "every":
         return ONE_ANSWER
     is_next_step = task.description.kind == "next" and not task.description.ahead
-    if not is_next_step:
-        return EVERY_STEP
-    steps = task.sets["train"].steps()
-    is_long = len(steps) < FEW_SEQUENCES and steps.mean() >= LONG_SERIES_STEPS
-    return LONG_SERIES if is_long else NEXT_STEP
+    return NEXT_STEP if is_next_step else EVERY_STEP
 
 
 def reads_whole_sequences(config: Sections) -> bool:
