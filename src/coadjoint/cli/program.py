@@ -65,6 +65,16 @@ QUIET = typer.Option(False, "--quiet", "-q", help="print errors only")
 CONFIG = typer.Option(
     None, "--config", "-c", help="a .toml, .yaml or .json file; flags take precedence"
 )
+ON = typer.Option(
+    None,
+    "--on",
+    metavar="ADDRESS",
+    help="train on the workers of a Dask scheduler, tcp://HOST:8786 or tls://HOST:8786, which see "
+    "the same folders",
+)
+TLS_CA_FILE = typer.Option(None, "--tls-ca-file", help="--on tls://: the certificate authority")
+TLS_CERT = typer.Option(None, "--tls-cert", help="--on tls://: your certificate")
+TLS_KEY = typer.Option(None, "--tls-key", help="--on tls://: its key")
 
 NARROWEST_COLUMN = 12  # characters; a table on a narrow terminal is not folded further
 READING_COMMANDS = (

@@ -11,10 +11,20 @@ import typer
 from ..errors import ConfigError, escape_controls
 from . import build
 from . import flags as setting_flags
-from .compare import run_comparison
+from .compare import HERE, Where, run_comparison
 from .online import resume_stream
 from .past import stand_where_it_began
-from .program import QUIET, RUN, app, final_status, print_escaped
+from .program import (
+    ON,
+    QUIET,
+    RUN,
+    TLS_CA_FILE,
+    TLS_CERT,
+    TLS_KEY,
+    app,
+    final_status,
+    print_escaped,
+)
 from .train import run_training, settings_writer
 from .tune import resume_study
 
@@ -37,6 +47,10 @@ def resume(
     minutes: Optional[float] = typer.Option(
         None, "--minutes", help="search: time for what is left"
     ),
+    on: Optional[str] = ON,
+    tls_ca_file: Optional[Path] = TLS_CA_FILE,
+    tls_cert: Optional[Path] = TLS_CERT,
+    tls_key: Optional[Path] = TLS_KEY,
     quiet: bool = QUIET,
 ) -> None:
     """Resume a run, a comparison or a search.
@@ -47,6 +61,9 @@ def resume(
     from ..training.report import pages
     from ..training.run_folder import RunFolder
 
+    where = Where(on, tls_ca_file, tls_cert, tls_key)
+    if where != HERE and not os.path.lexists(run / "compare.json"):
+        raise ConfigError("--on applies to a comparison.")
     if os.path.lexists(run / "tune.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a search.")
@@ -59,7 +76,7 @@ def resume(
             raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")
         if not quiet:
             print_escaped(f"Resuming {run}, a comparison.")
-        run_comparison(run, jobs, quiet)
+        run_comparison(run, jobs, quiet, where=where)
         return
     if jobs is not None:
         raise ConfigError("--jobs applies to a comparison, not to a run.")
