@@ -20,6 +20,11 @@ from pathlib import Path
 
 from .program import main
 
+# A process that has ended says so once, through a pipe. Threads look at each other's processes when
+# they start one, so only one may look at a time: the other would read nothing and take it for a
+# crash.
+LOOKING = threading.Lock()
+STARTING = threading.Lock()  # held while the environment is changed for a new process
 PRELOADED = ["coadjoint.cli.preloaded"]  # by the server that processes are forked from
 
 
@@ -64,7 +69,7 @@ class Worker:
         their_end, self._leash = process_context().Pipe(duplex=False)
         arguments = (list(words), their_end, name)
         self.process = process_context().Process(target=run_command, args=arguments)
-        with one_thread_each():
+        with STARTING, one_thread_each():
             start_process(self.process)
         their_end.close()  # the process has its own copy
         self._told_to_stop = False
@@ -72,7 +77,8 @@ class Worker:
     @property
     def has_ended(self) -> bool:
         """Whether the process is over."""
-        return self.process.exitcode is not None
+        with LOOKING:
+            return self.process.exitcode is not None
 
     @property
     def complaint(self) -> str | None:
@@ -108,11 +114,13 @@ def start_process(process: BaseProcess, tries: int = 50) -> None:
     """
     for _ in range(tries - 1):
         try:
-            process.start()
+            with LOOKING:
+                process.start()
             return
         except (ConnectionError, EOFError):
             time.sleep(0.1)
-    process.start()
+    with LOOKING:
+        process.start()
 
 
 def wait_for(workers: Sequence[Worker], seconds: float) -> None:
