@@ -31,7 +31,7 @@ from .flags import SectionValues
 from .outcomes import read_result
 from .progress import Report
 from .search_space import Dimension, label_of, merge, parse_space, suggest
-from .study_queue import TrialQueue, Turn, WorkerMark, folder_of, wait_for_folder
+from .study_queue import MOST_DEATHS, TrialQueue, Turn, WorkerMark, folder_of, wait_for_folder
 from .study_record import FIRST_TRIALS, SearchGoal, open_record, place_of, read_plan
 from .study_storage import StoragePlace, import_optuna
 from .study_trials import (
@@ -181,7 +181,7 @@ class Study:
         wait_for_folder(run, lambda: bool(self.signals))
         complaint = None
         if not self.has_ended(run):
-            settings.dump(trial_settings(values), config)
+            settings.dump(trial_settings(values, self.goal), config)
             complaint = self.train(trial, watcher, run, config)
         if self.signals and not watcher.is_pruned and not self.has_ended(run):
             trial.set_user_attr("stopped", True)
@@ -207,8 +207,11 @@ class Study:
     ) -> str | None:
         """Run the process of a trial to its end; returns what it complained about, if it failed.
 
-        The run of a worker that died may hold its folder for a moment: then it is tried again.
+        A process that was killed, perhaps because memory was short, is started again and goes on
+        from its checkpoint. The run of a worker that died may hold the folder for a moment: then it
+        is tried again, too.
         """
+        deaths = 0
         while True:
             worker = Worker(trial_words(run, config))
             try:
@@ -220,7 +223,10 @@ class Study:
                 complaint = worker.complaint
             finally:
                 worker.close()
-            if complaint is None or IN_USE not in complaint or self.signals:
+            deaths += worker.was_killed
+            is_in_use = complaint is not None and IN_USE in complaint
+            is_to_restart = is_in_use or (worker.was_killed and deaths < MOST_DEATHS)
+            if not is_to_restart or self.signals:
                 return complaint
             wait_for_folder(run, lambda: bool(self.signals))
 

@@ -62,12 +62,14 @@ class TrialWatcher:
                 yield row["step"], float(value)
 
 
-def trial_settings(values: SectionValues) -> SectionValues:
-    """The settings of a trial, checked; its run never sees the test set.
+def trial_settings(values: SectionValues, goal: SearchGoal) -> SectionValues:
+    """The settings of a trial, checked; its run never sees a test set that is kept for the end.
 
-    Only what was given or searched: defaults depend on the data, and the run finds them itself.
+    A task that draws new sequences without end has no such set. Only what was given or searched is
+    returned: defaults depend on the data, and the run finds them itself.
     """
-    chosen = merge(values, {"training": {"test_set": False}})
+    hidden = {} if goal.split == "test" else {"training": {"test_set": False}}
+    chosen = merge(values, hidden)
     setting_flags.resolve(None, chosen)
     return chosen
 
@@ -106,5 +108,5 @@ def format_parameter(value: object) -> str:
 
 
 def duration_of(trial: optuna.trial.FrozenTrial) -> float | None:
-    """The seconds that a trial took."""
-    return None if trial.duration is None else round(trial.duration.total_seconds(), 1)
+    """The seconds that a trial took, by clocks that may have been set back since."""
+    return None if trial.duration is None else max(round(trial.duration.total_seconds(), 1), 0.0)

@@ -25,6 +25,7 @@ from .program import main
 # crash.
 LOOKING = threading.Lock()
 STARTING = threading.Lock()  # held while the environment is changed for a new process
+SERVER_GONE = 255  # the exit code of a process whose server was killed, as Python has it
 PRELOADED = ["coadjoint.cli.preloaded"]  # by the server that processes are forked from
 
 
@@ -79,6 +80,12 @@ class Worker:
         """Whether the process is over."""
         with LOOKING:
             return self.process.exitcode is not None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended the process, or the server that it was forked from is gone."""
+        code = self.process.exitcode
+        return code is not None and (code < 0 or code == SERVER_GONE)
 
     @property
     def complaint(self) -> str | None:
