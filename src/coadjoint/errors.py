@@ -143,8 +143,8 @@ class MissingError(CoadjointError, ImportError):
 
 
 # Text from outside, made safe to print.
-PASSWORD = re.compile(
-    r"(://[^\s:/@]*):[^\s]*@|(\b(?:password|passwd|pwd)=)[^\s&'\"]+", re.IGNORECASE
+PASSWORD = re.compile(  # user:PASSWORD@ in a URL, or password=PASSWORD in its query
+    r"(://[^\s:/@]*):\S*@|(password=)[^\s&'\"]+", re.IGNORECASE
 )
 
 

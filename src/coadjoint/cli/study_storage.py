@@ -127,9 +127,9 @@ def parse_storage(text: str | None, folder: Path) -> StoragePlace:
     if scheme == "sqlite" and text.startswith("sqlite:///") and len(text) > len("sqlite:///"):
         return StoragePlace("sqlite", text)
     if scheme not in SCHEMES or not rest.startswith("//"):
-        raise ConfigError(
-            f"--storage must be {EXAMPLES}; got {hide_passwords(scheme + sign + rest)!r}."
-        )
+        # Without "//" it cannot be told where a password is.
+        got = hide_passwords(text) if rest.startswith("//") else f"{scheme}{sign}..."
+        raise ConfigError(f"--storage must be {EXAMPLES}; got {got!r}.")
     if re.search(r"\s", text):
         raise ConfigError(
             "--storage must be a URL without spaces: in a password, write a space as %20."

@@ -322,8 +322,9 @@
       let text = "", pen = false;
       scales.forEach((_, k) => {
         const at = dot(n, k);
-        if (at) text += `${pen ? "L" : "M"}${at[0].toFixed(1)},${at[1].toFixed(1)}`;
-        pen = at !== null;
+        if (!at) return; // a setting that the trial does not have: the line passes by
+        text += `${pen ? "L" : "M"}${at[0].toFixed(1)},${at[1].toFixed(1)}`;
+        pen = true;
       });
       return text;
     };
