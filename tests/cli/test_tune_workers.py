@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +30,14 @@ BASE = {
 PLAN = {"trials": 4, "minutes": None, "seed": 0, "command": None}
 
 
-def lay_out(folder, storage=None, **changes):
+def lay_out(folder, storage=None, steps=4, **changes):
     """A study of very short runs."""
     plan = {**PLAN, "storage": storage, **changes}
+    training = {**BASE["training"], "steps": steps, "every": 100, "checkpoint": 10}
+    base = {**BASE, "training": training}
     space = search_space.parse_space("lr=1e-4..1e-2")
     folder.mkdir()
-    content = study_record.describe_plan(BASE, space, GOAL, plan, {"lr": 1e-3})
+    content = study_record.describe_plan(base, space, GOAL, plan, {"lr": 1e-3})
     study_record.lay_out(folder, content)
 
 
@@ -199,6 +203,35 @@ def test_three_workers_try_as_many_as_were_asked_for(tmp_path):
     assert len(list((folder / "runs").iterdir())) == 4
     assert len({t.params["lr"] for t in ended}) == 4  # workers do not draw the same numbers
     assert list((folder / "workers").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on(tmp_path):
+    """As the system does when memory is short; the worker lives."""
+    folder = tmp_path / "s"
+    lay_out(folder, trials=1, steps=600)
+    run, killed = folder / "runs" / "trial-0", []
+
+    def kill(study):
+        while not study.is_over and not killed:
+            if list(run.glob("checkpoints/step-*[1-9]*")):
+                killed.append(int((run / "lock").read_text().split()[1]))
+                os.kill(killed[0], signal.SIGKILL)
+            time.sleep(0.002)
+
+    study = Study(folder)
+    study.report = lambda *_: None
+    killer = threading.Thread(target=kill, args=(study,))
+    killer.start()
+    study.work()
+    study.is_over = True
+    killer.join()
+    study.close()
+    assert killed
+    assert [t.state.name for t in study.study.trials] == ["COMPLETE"]
+    rows = [json.loads(line) for line in (run / "clock.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(0, 601, 100))
+    assert json.loads((run / "result.json").read_text())["step"] == 600
 
 
 @pytest.mark.slow

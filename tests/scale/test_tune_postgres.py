@@ -52,6 +52,7 @@ class Server:
         words = ["initdb", "-D", self.home / "data", "-U", "me", "-A", auth, "--pwfile", secret]
         self.call(*words, "--no-sync")
         self.auth = auth
+        self.port = None
         self.start()
 
     def call(self, name, *words):
@@ -60,9 +61,10 @@ class Server:
 
     def start(self):
         for _ in range(5):  # another process may take the port before the server does
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                self.port = free.getsockname()[1]
+            if self.port is None:
+                with socket.socket() as free:
+                    free.bind(("127.0.0.1", 0))
+                    self.port = free.getsockname()[1]
             log = self.home / "log"
             settings = ["listen_addresses=127.0.0.1", f"port={self.port}", "fsync=off"]
             settings.append("unix_socket_directories=")
@@ -75,6 +77,7 @@ class Server:
                 if "ready to accept connections" in log.read_text():
                     return
                 time.sleep(0.05)
+            self.port = None
         pytest.fail((self.home / "log").read_text()[-2000:])
 
     def url(self, password=PASSWORD, database="postgres"):
@@ -84,6 +87,9 @@ class Server:
     def stop(self):
         self.process.send_signal(signal.SIGINT)
         self.process.wait()
+
+    def remove(self):
+        self.stop()
         shutil.rmtree(self.home)
 
 
@@ -91,7 +97,7 @@ class Server:
 def server(request):
     started = Server(request.param)
     yield started
-    started.stop()
+    started.remove()
 
 
 @pytest.fixture
@@ -184,6 +190,27 @@ def test_a_worker_that_dies_loses_nothing(server, here):
     if server.auth != "trust":
         for path in here.rglob("*"):
             assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path
+
+
+def test_a_server_that_goes_away_ends_the_worker_and_loses_nothing(server, here):
+    words = [*TASK, "--trials", "2", "--jobs", "1", "--study", "away", "--storage", server.url()]
+    run = here / "runs" / "away" / "runs" / "trial-0"
+    first = Tune(here, "first", *words, "--heartbeat", "1")
+    wait_for_checkpoint(first, run)
+    server.stop()
+    code, text = first.end()
+    server.start()
+    assert code == 4, text
+    last = text.splitlines()[-1]
+    assert last.startswith("coadjoint: error: postgresql+psycopg://me:***@127.0.0.1")
+    assert "Traceback" not in text
+    assert PASSWORD not in text
+    code, text = Tune(here, "second", *words, "--heartbeat", "1").end()
+    assert code == 0, text
+    study = optuna.load_study(study_name="away", storage=server.url())
+    states = [trial.state.name for trial in study.trials]
+    assert states.count("COMPLETE") + states.count("PRUNED") == 2
+    assert len(list((here / "runs" / "away" / "runs").iterdir())) == 2
 
 
 def test_show_works_from_the_storage_alone(server, here, coadjoint):

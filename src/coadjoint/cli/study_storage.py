@@ -109,9 +109,10 @@ class StoragePlace:
         except CoadjointError:
             raise
         except Exception as error:  # of SQLAlchemy, Optuna or psycopg, which need not be there
-            if not is_storage_error(error):
+            first = find_storage_error(error)
+            if first is None:
                 raise
-            raise StorageError(f"{self.shown} cannot be used: {explain(error)}") from None
+            raise StorageError(f"{self.shown} cannot be used: {explain(first)}") from None
 
 
 def parse_storage(text: str | None, folder: Path) -> StoragePlace:
@@ -168,7 +169,17 @@ def import_psycopg() -> None:
         ) from None
 
 
-def is_storage_error(error: Exception) -> bool:
+def find_storage_error(error: BaseException | None) -> BaseException | None:
+    """The error of a storage that led to this one, which may be it; None if there is none.
+
+    Optuna fails once more, in another way, when it cannot record that a trial has failed.
+    """
+    while error is not None and not is_storage_error(error):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def is_storage_error(error: BaseException) -> bool:
     """Whether an error comes from a storage, not from what was done with it."""
     packages = ("sqlalchemy", "psycopg", "sqlite3", "alembic")
     module = type(error).__module__.partition(".")[0]
