@@ -384,8 +384,12 @@ def silent_heartbeats() -> Iterator[None]:
 
     It is sent in a thread of Optuna's. The next report of the same trial says what is wrong.
     """
+
+    def say_nothing(_: threading.ExceptHookArgs) -> None:
+        pass
+
     before = threading.excepthook
-    threading.excepthook = lambda _: None
+    threading.excepthook = say_nothing
     try:
         yield
     finally:

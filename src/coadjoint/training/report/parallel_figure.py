@@ -18,7 +18,7 @@ LOG_RATIO = 10  # an axis whose ends have at least this ratio is logarithmic, as
 
 
 @dataclass(frozen=True)
-class Axis:
+class SettingAxis:
     """The axis of one setting. places: of each trial, from 0 (bottom) to 1; NaN without a value."""
 
     name: str
@@ -34,7 +34,7 @@ class Axis:
         }
 
 
-def make_axis(name: str, values: Sequence[object]) -> Axis:
+def make_axis(name: str, values: Sequence[object]) -> SettingAxis:
     """The axis of a setting: numbers by their size, words at equal distances."""
     given = [value for value in values if value is not None]
     if given and all(isinstance(value, int | float) for value in given):
@@ -43,14 +43,14 @@ def make_axis(name: str, values: Sequence[object]) -> Axis:
     step = 1 / max(len(words) - 1, 1)
     place_of = {word: step * k if len(words) > 1 else 0.5 for k, word in enumerate(words)}
     places = [math.nan if value is None else place_of[str(value)] for value in values]
-    return Axis(name, [(place, word) for word, place in place_of.items()], np.array(places))
+    return SettingAxis(name, [(place, word) for word, place in place_of.items()], np.array(places))
 
 
-def number_axis(name: str, values: np.ndarray) -> Axis:
+def number_axis(name: str, values: np.ndarray) -> SettingAxis:
     """The axis of numbers, logarithmic if they span a decade or more."""
     finite = values[np.isfinite(values)]
     if not len(finite):
-        return Axis(name, [], values)
+        return SettingAxis(name, [], values)
     low = float(finite.min())
     high = float(finite.max())
     scaled = values
@@ -60,9 +60,9 @@ def number_axis(name: str, values: np.ndarray) -> Axis:
     span = np.nanmax(scaled) - least
     if not span > 0:
         middle = np.where(np.isfinite(values), 0.5, np.nan)
-        return Axis(name, [(0.5, short_number(low))], middle)
+        return SettingAxis(name, [(0.5, short_number(low))], middle)
     marks = [(0.0, short_number(low)), (1.0, short_number(high))]
-    return Axis(name, marks, (scaled - least) / span)
+    return SettingAxis(name, marks, (scaled - least) / span)
 
 
 def parallel_figure(ranked: list[JsonObject], names: list[str], label: str) -> PageFigure:
@@ -90,9 +90,8 @@ def describe_trial(trial: JsonObject, names: list[str], label: str) -> Row:
     """What the figure tells about a trial that is pointed at."""
     lines = []
     for name in names:
-        value = trial["settings"].get(name)
+        value = trial["settings"].get(name, "–")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        text = short_number(value) if is_number else clean("–" if value is None else value)
-        lines.append([clean(name), text])
+        lines.append([clean(name), short_number(value) if is_number else clean(value)])
     lines.append([label, short_number(trial["value"])])
     return {"head": f"trial {trial['number']}", "lines": lines}
