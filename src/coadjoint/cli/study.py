@@ -310,11 +310,12 @@ class Study:
         with_importances: at the end, since they take a while.
         """
         best = self.best()
-        trials = [*self.ended_trials(), *self.lost_trials()]
+        rows = [trial_row(trial) for trial in self.ended_trials()]
+        rows += [trial_row(trial, lost=True) for trial in self.lost_trials()]
         content = {
             "best": folder_number(best) if best is not None else None,
             "importances": importances(self.study) if with_importances else {},
-            "trials": [trial_row(trial) for trial in trials],
+            "trials": rows,
         }
         with self.turn.taken():
             files.replace(self.folder / "trials.json", json_rows.dumps(content, indent=1))
@@ -350,7 +351,7 @@ def values_of(
 
 
 def importances(study: optuna.Study) -> dict[str, float]:
-    """The share of each setting in the differences between trials; {} if too few have ended."""
+    """The share of each setting in which trials are the best; {} if too few have ended."""
     complete = import_optuna().trial.TrialState.COMPLETE
     if len(study.get_trials(deepcopy=False, states=(complete,))) < 2 * FIRST_TRIALS:
         return {}
@@ -360,16 +361,16 @@ def importances(study: optuna.Study) -> dict[str, float]:
         return {}
 
 
-def trial_row(trial: optuna.trial.FrozenTrial) -> JsonObject:
-    """A trial as trials.json has it."""
-    is_lost = trial.state.name == "FAIL"
+def trial_row(trial: optuna.trial.FrozenTrial, lost: bool = False) -> JsonObject:
+    """A trial as trials.json has it. lost: too many workers died under it."""
+    status = {"FAIL": "stopped"}.get(trial.state.name, trial.state.name.lower())
     error = trial.user_attrs.get("error")
-    if is_lost and error is None:
+    if lost:
         error = "its process was killed again and again"
     return {
         "number": folder_number(trial),
         "folder": f"runs/{folder_of(trial)}",
-        "status": "failed" if error is not None else trial.state.name.lower(),
+        "status": "failed" if error is not None else status,
         "value": trial.value if trial.state.name == "COMPLETE" else None,
         "settings": trial.params,
         "seconds": duration_of(trial),

@@ -19,7 +19,7 @@ import socket
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -203,13 +203,18 @@ class TrialQueue:
 
     def is_lost(self, trial: optuna.trial.FrozenTrial) -> bool:
         """Whether too many workers died under a trial, so that it is not tried again."""
-        if trial.user_attrs.get("stopped"):
-            return False
-        deaths: Counter[str] = Counter()
-        for other in self.study.get_trials(deepcopy=False):
-            if other.state.name == "FAIL" and not other.user_attrs.get("stopped"):
-                deaths[folder_of(other)] += 1
-        return deaths[folder_of(trial)] >= MOST_DEATHS
+        return is_lost(trial, self.study.get_trials(deepcopy=False))
+
+
+def is_lost(trial: optuna.trial.FrozenTrial, trials: Iterable[optuna.trial.FrozenTrial]) -> bool:
+    """Whether too many workers died under a trial; trials: all those of its study."""
+    if trial.user_attrs.get("stopped"):
+        return False
+    deaths: Counter[str] = Counter()
+    for other in trials:
+        if other.state.name == "FAIL" and not other.user_attrs.get("stopped"):
+            deaths[folder_of(other)] += 1
+    return deaths[folder_of(trial)] >= MOST_DEATHS
 
 
 def folder_of(trial: optuna.trial.FrozenTrial | optuna.Trial) -> str:

@@ -65,11 +65,13 @@ def find(folder: Path, study: str | None, storage: str | None) -> tuple[optuna.S
 def latest_rows(record: optuna.Study) -> Iterable[JsonObject]:
     """The last trial of each run folder, as trials.json has it; also those that run or wait."""
     from .study import trial_row
-    from .study_queue import folder_of
+    from .study_queue import folder_of, is_lost
 
-    by_folder = {folder_of(trial): trial for trial in record.get_trials(deepcopy=False)}
+    trials = record.get_trials(deepcopy=False)
+    by_folder = {folder_of(trial): trial for trial in trials}
     for trial in by_folder.values():
-        yield trial_row(trial)
+        has_failed = trial.state.name == "FAIL"
+        yield trial_row(trial, lost=has_failed and is_lost(trial, trials))
 
 
 def print_ended(folder: Path) -> None:
@@ -119,7 +121,7 @@ def count_statuses(rows: list[JsonObject]) -> str:
 
 
 def print_importances(shares: Mapping[str, object]) -> None:
-    """Print the share of each setting in the differences between trials, if it is known."""
+    """Print the share of each setting in which trials are the best, if it is known."""
     if shares:
         words = "  ".join(f"{name} {share:.2f}" for name, share in shares.items())
         print_escaped(f"importance: {words}")

@@ -164,14 +164,15 @@ class Trials:
         parallel = parallel_figure(self.complete, self.names, self.label)
         if not self.importances:
             return [parallel]
-        shares = [finite_or_zero(self.importances.get(name)) for name in self.names]
+        names = [name for name in self.names if name in self.importances]
+        shares = [finite_or_zero(self.importances[name]) for name in names]
         importance = PageFigure(
             "ranks",
             "importance",
             "Importance",
-            "share of each setting in the differences between trials (fANOVA)",
+            "share of each setting in whether a trial is among the best (Optuna's PED-ANOVA)",
             data={
-                "names": [clean(name) for name in self.names],
+                "names": [clean(name) for name in names],
                 "values": json_numbers(shares),
                 "x": "share",
             },
