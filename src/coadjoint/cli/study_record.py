@@ -9,7 +9,7 @@ import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import StorageError
 from ..training import files, json_rows, restore, schemas, study_schema
@@ -55,7 +55,7 @@ def describe_plan(
     space: list[Dimension],
     goal: SearchGoal,
     plan: JsonObject,
-    first: dict[str, Any],
+    first: JsonObject,
 ) -> JsonObject:
     """The content of tune.json.
 

@@ -189,9 +189,11 @@ def is_storage_error(error: BaseException) -> bool:
 
 def explain(error: BaseException) -> str:
     """What a storage says, as one line with advice."""
-    cause: Any = error
-    while getattr(cause, "orig", None) is not None or cause.__cause__ is not None:
-        cause = getattr(cause, "orig", None) or cause.__cause__
+    cause = error
+    inner: BaseException | None = error
+    while inner is not None:
+        cause = inner
+        inner = getattr(cause, "orig", None) or cause.__cause__
     said = " ".join(hide_passwords(str(cause)).split())[:300].rstrip(".")
     for part, advice in ADVICE.items():
         if part in said:
