@@ -35,7 +35,11 @@ leashed              a run that ends with what started it
 outcomes, workers    what came of its runs; their processes
 preloaded            imports that these processes share
 study                a search for settings: its trials, each in a process of its own
-study_record         the files of its folder
+study_trials         a trial: its run, and what is read from it
+study_queue          which worker runs which trial
+study_record         the files of its folder, and its record
+study_storage        where that record lies: a file, or a server
+study_show           its trials on the terminal
 search_space         which settings vary, and between which values
 bench/               speed compared with other libraries
 """
