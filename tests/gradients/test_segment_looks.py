@@ -86,12 +86,12 @@ METHODS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("segments", [None, 4])
-@pytest.mark.parametrize("cell", ["elman", "lstm"])
+@pytest.mark.parametrize(("cell", "segments"), [("elman", None), ("lstm", 3)])
 def test_memory_on_a_gpu_is_stated_and_respected(cell, segments, monkeypatch):
     """By the loops that a GPU runs where W does not stay on the chip, on a CPU."""
-    T, B, hidden = 512, 64, 8
+    T, B, hidden = 192, 64, 24
     net, batch = problem(cell, "last", T, B, hidden, engine="eager")
+    net, batch = net.float(), batch.to(torch.float32, "cpu")
     monkeypatch.setattr(eager, "loops_for", lambda like: fused)
     monkeypatch.setattr(memory, "is_on_accelerator", lambda net: True)
     entries = hidden * (len(net.cell.gates) + len(net.cell.slots))
@@ -119,4 +119,4 @@ def test_memory_on_a_gpu_is_stated_and_respected(cell, segments, monkeypatch):
         stated = memory.predict(net, T, B, method)
         checks[name] = (stated, lambda method=method: method(net, batch, "squared"))
     ratios = {name: (stated - constant) / peak(work) for name, (stated, work) in checks.items()}
-    assert all(0.85 < ratio < 1.5 for ratio in ratios.values()), ratios
+    assert all(0.9 < ratio < 1.5 for ratio in ratios.values()), ratios

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import KindError, Unsupported, brief, check_kind, whole_number
 from ..networks.network import Network
 from ..objectives.penalties import Penalty
+from ..sweeps.engines.eager.fused import STEPS_PER_COPY
 from ..sweeps.layout import Layout
 from ..sweeps.rows import ROWS_PER_CHUNK, Rows
 from ..sweeps.slopes import step_map
@@ -144,7 +145,7 @@ def predict(net: Network, T: int, B: int, method: Method) -> int:
             # by the 1-norm and the 2-norm of each costate.
             costates = 2 * store + swept * width["costates"] + T * B * penalty_bytes(net, G)
             peak = max(costates, 3 * store + second_adjoint + 2 * T * B * item)
-    return with_overhead(net, peak + BYTES_PER_STEP * T)
+    return with_overhead(net, B, peak + BYTES_PER_STEP * T)
 
 
 def is_on_accelerator(net: Network) -> bool:
@@ -152,11 +153,11 @@ def is_on_accelerator(net: Network) -> bool:
     return net.V.device.type != "cpu"
 
 
-def with_overhead(net: Network, peak: float) -> int:
-    """Add what is not counted array by array.
+def with_overhead(net: Network, B: int, peak: float) -> int:
+    """Add what is not counted array by array, for B samples.
 
-    On a GPU: the steps of a loop before they are copied, rounding by the allocator, the workspaces
-    of the library of matrix products, and the rows of a chunk in float64 (sweeps.chunks).
+    On a GPU: the steps of a loop before they are copied, the rows of a chunk in float64
+    (sweeps.chunks), rounding by the allocator, and the workspaces of matrix products.
     """
     if not is_on_accelerator(net):
         return int(peak + OVERHEAD_BYTES)
@@ -164,7 +165,9 @@ def with_overhead(net: Network, peak: float) -> int:
     assert cell is not None
     entries = net.hidden * (len(cell.gates) + len(cell.slots))
     chunk = 8 * ROWS_PER_CHUNK * entries
-    return int(ACCELERATOR_MARGIN * peak + chunk + ACCELERATOR_BYTES)
+    made = entries + net.hidden * len(cell.saved_nodes)
+    waiting = STEPS_PER_COPY * B * made * net.V.element_size()
+    return int(ACCELERATOR_MARGIN * (peak + waiting) + chunk + ACCELERATOR_BYTES)
 
 
 def predict_look(net: Network, T: int, B: int, segments: Segments) -> int:
@@ -175,7 +178,7 @@ def predict_look(net: Network, T: int, B: int, segments: Segments) -> int:
     steps = swept_steps(T, B, segments)
     item = net.V.element_size()
     outputs = 3 * T * B * net.outputs if net.readout == "every" else 0
-    return with_overhead(net, item * (steps * B * row_widths(net)["look"] + outputs))
+    return with_overhead(net, B, item * (steps * B * row_widths(net)["look"] + outputs))
 
 
 def predict_probe(net: Network, T: int, B: int, segments: Segments) -> int:
@@ -189,7 +192,7 @@ def predict_probe(net: Network, T: int, B: int, segments: Segments) -> int:
     norms = 6 * T * B * item
     components = steps * B * (item * row_widths(net)["probe"] + 8 * row_widths(net)["scaled"])
     sums = sum(p.numel() for p in net.parameters()) * (8 + 2 * item)
-    return with_overhead(net, store + grams + norms + components + sums)
+    return with_overhead(net, B, store + grams + norms + components + sums)
 
 
 def swept_steps(T: int, B: int, segments: Segments) -> int:
