@@ -64,6 +64,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=float, default=4.0, help="seconds for each measured number"
     )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="times that all is measured; the least counts"
+    )
     parser.add_argument("--quick", action="store_true", help="a small problem, 1 and 2 processes")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     return parser.parse_args()
@@ -91,6 +94,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
         "measured": measured,
         "cores": options.cores,
         "budget": 0.2 if options.quick else options.budget,
+        "rounds": 1 if options.quick else options.rounds,
         "sizes": SIZES[:4] if options.quick else SIZES,
         "problems": problems,
     }

@@ -105,7 +105,7 @@ def break_even(
         roomy = Machine(max(P, machine.cores), machine.latency, machine.bandwidth)
         step = predict(roomy, measured, samples, parameters, P).step
         best = min(best, (step, P))
-        if alone / step >= 0.5 * P:
+        if alone / step >= 0.5 * P and efficient == P // 2:
             efficient = P
         P *= 2
     return best[1], efficient

@@ -101,7 +101,7 @@ class Problem:
 
 def repeats_for(seconds: float, budget: float) -> int:
     """How often work of so many seconds is repeated."""
-    return max(3, min(100, int(budget / max(seconds, 1e-6))))
+    return max(2, min(100, int(budget / max(seconds, 1e-6))))
 
 
 def warm_up(team: Team, work: Callable[[], object]) -> float:
@@ -168,16 +168,16 @@ def measure_steps(problem: Problem, teams: dict[int, Team], budget: float) -> di
     return found
 
 
-def crowding(problem: Problem, team: Team, alone: float, budget: float) -> float:
-    """How much slower a gradient is while all cores compute one; alone: seconds on one core."""
+def together(problem: Problem, team: Team, alone: float, budget: float) -> float:
+    """Seconds of a gradient while all cores compute one; alone: seconds of one on its own."""
     batch = problem.share(0, team.P)
 
     def work() -> None:
         problem.gradient(batch)
 
-    together = team.seconds(work, repeats_for(alone, budget))
+    found = team.seconds(work, repeats_for(alone, budget))
     dist.barrier()
-    return max(1.0, together / alone)
+    return found
 
 
 def with_threads(problem: Problem, team: Team, threads: int, budget: float) -> float:
@@ -198,9 +198,7 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
     """Everything, in the order of the settings; of use in rank 0."""
     world = dist.get_world_size()
     cores = settings["cores"]
-    budget = settings["budget"]
     teams = {P: Team(P) for P in settings["measured"]}
-    alone = teams[1]
     full = Team(min(cores, world))
     pair = Team(min(2, world))
     report: dict[str, Any] = {"problems": []}
@@ -209,24 +207,51 @@ def measure(settings: dict[str, Any]) -> dict[str, Any]:
         report["collectives"] = measure_collectives(pair, settings["sizes"])
     dist.barrier()
     for options in settings["problems"]:
-        problem = Problem(options)
-        gradients = measure_gradients(problem, alone, settings["predicted"], budget)
+        report["problems"].append(measure_problem(options, settings, teams, full))
+    return report
+
+
+def least(tables: Sequence[dict[int, float]]) -> dict[int, float]:
+    """The least of each entry of several tables."""
+    return {key: min(table[key] for table in tables) for key in tables[0]}
+
+
+def measure_problem(
+    options: dict[str, Any], settings: dict[str, Any], teams: dict[int, Team], full: Team
+) -> dict[str, Any]:
+    """Measure one problem, in rounds: a machine that is busy now may be free a little later."""
+    cores = settings["cores"]
+    budget = settings["budget"] / settings["rounds"]
+    alone = teams[1]
+    problem = Problem(options)
+    rounds: list[dict[str, Any]] = []
+    for _ in range(settings["rounds"]):
+        counts = sorted({*settings["predicted"], full.P})
+        gradients = measure_gradients(problem, alone, counts, budget)
         dist.barrier()
         samples = len(problem.share(0, full.P).y)
-        single = agree(gradients.get(samples))
-        if single is None:  # as many cores as no number of processes that is predicted
-            single = agree(measure_gradients(problem, alone, [full.P], budget).get(samples))
-        found = {
-            **options,
-            "parameters": problem.parameters,
-            "engine": str(problem.net.engine),
-            "gradient_seconds": gradients,
-            "crowding": crowding(problem, full, single, budget),
-            "threads_seconds": with_threads(problem, alone, cores, budget),
-            "step_seconds": measure_steps(problem, teams, budget),
-        }
-        report["problems"].append(found)
-    return report
+        rounds.append(
+            {
+                "gradients": gradients,
+                "together": together(problem, full, agree(gradients.get(samples)), budget),
+                "threads": with_threads(problem, alone, cores, budget),
+                "steps": measure_steps(problem, teams, budget),
+            }
+        )
+    gradients = least([found["gradients"] for found in rounds])
+    slowest = min(found["together"] for found in rounds)
+    crowding = 1.0
+    if dist.get_rank() == 0:
+        crowding = max(1.0, slowest / gradients[samples])
+    return {
+        **options,
+        "parameters": problem.parameters,
+        "engine": str(problem.net.engine),
+        "gradient_seconds": gradients,
+        "crowding": crowding,
+        "threads_seconds": min(found["threads"] for found in rounds),
+        "step_seconds": least([found["steps"] for found in rounds]),
+    }
 
 
 def main(out: str, settings: str) -> None:

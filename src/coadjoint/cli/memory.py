@@ -45,6 +45,7 @@ def notes_on_time(net: Net, T: int, training: TrainingSection, method: Method) -
     from ..gradients import memory
     from ..gradients.bptt import BPTT
     from ..gradients.penalised import Penalised
+    from ..tasks.task import LARGEST_BATCH
 
     layer = net.one_layer
     if layer is None or layer.cell is None or not isinstance(method, BPTT | Penalised):
@@ -53,7 +54,9 @@ def notes_on_time(net: Net, T: int, training: TrainingSection, method: Method) -
     probes = training.probes
     needed = memory.predict(layer, T, batch, method)
     gradient = f"a gradient at T = {T:,} takes about {format_bytes(needed)}"
-    run = memory.predict_run(layer, T, method, batch, probes, training.tests or 1000)
+    # A finite task looks at all of its held-out sequences, some at once.
+    tests = training.tests or max(1, LARGEST_BATCH // T)
+    run = memory.predict_run(layer, T, method, batch, probes, tests)
     if method.segments is None:
         notes = []
         if needed > MUCH_MEMORY:
@@ -61,7 +64,7 @@ def notes_on_time(net: Net, T: int, training: TrainingSection, method: Method) -
         if run.peak > MUCH_MEMORY and run.peak > 2 * needed:
             notes.append(
                 f"the run takes up to {format_bytes(run.peak)} on {net.like.device.type}, where it "
-                f"looks at {training.tests or 1000} held-out sequences; a smaller --tests takes less"
+                f"looks at {tests:,} held-out sequences at once"
             )
         return notes
     memory.steady()  # keeps freed segments from leaving holes in the heap
