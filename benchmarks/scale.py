@@ -7,7 +7,9 @@
 It needs torch and numpy alone, and starts its own processes, each with one thread. From one process
 it takes the time of a gradient by the number of samples, from two the latency and bandwidth of an
 all-reduce, and from one process on every core how much they slow each other down. `scale_model.py`
-predicts the step of any number of processes from these. Times are minima over repeats.
+predicts the step of any number of processes from these. Times are minima over repeats. Other work
+on the machine hardly changes the predictions, since gradients are timed by the processor time they
+take; but it spoils what is measured: the machine should be idle.
 """
 
 from __future__ import annotations
