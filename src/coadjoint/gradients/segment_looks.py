@@ -49,7 +49,7 @@ def run_in_segments(net: Net, batch: Batch, loss: LossLike, segments: Segments) 
     return SegmentedRun(net, sweeps.layout, sweeps.u, sweeps.outputs())
 
 
-class Decay(NamedTuple):
+class GradientDecay(NamedTuple):
     """How a gradient decays within the sequences of a batch."""
 
     gradient: Gradient  # of the mean loss
@@ -57,7 +57,7 @@ class Decay(NamedTuple):
     component_norms: Tensor | None  # of the gradient by W, R and b, [T]; None if it has none
 
 
-def decay_in_segments(net: Net, batch: Batch, loss: LossLike, segments: Segments) -> Decay:
+def decay_in_segments(net: Net, batch: Batch, loss: LossLike, segments: Segments) -> GradientDecay:
     """Compute the gradient of a batch, its costates' norms, and the norms of its components."""
     layer = require_one_layer(net, "sweeps in segments")
     return SegmentedLook(layer, batch, loss, segments).decay()
@@ -93,8 +93,8 @@ class SegmentedLook(SegmentedGradient):
             return x.new_empty(0)
         return affine(rows, self.net.visible_state(x[rows.B :]), self.net.V, self.net.b_o)
 
-    def decay(self) -> Decay:
-        """Return the gradient and the norms; see `Decay`."""
+    def decay(self) -> GradientDecay:
+        """Return the gradient and the norms; see `GradientDecay`."""
         gradient = self.loss_gradient().gradient
         last_states = self.forward()
         of_sums = last_states.share(torch.ones_like(last_states.losses))
@@ -103,7 +103,7 @@ class SegmentedLook(SegmentedGradient):
         trajectory = TrajectoryWithoutStates(self.net, self.layout, self.u, "a probe")
         lam = CostateNorms(trajectory, "a probe", norms, last_states.losses.detach())
         components = torch.cat(self.component_norms[::-1])
-        return Decay(gradient, lam, components)
+        return GradientDecay(gradient, lam, components)
 
     def costates(
         self,

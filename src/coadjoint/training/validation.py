@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import CoadjointError, NumericalError, Unsupported, check_kind
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation
-from ..gradients.segment_looks import Decay, SegmentedRun, decay_in_segments
+from ..gradients.segment_looks import GradientDecay, SegmentedRun, decay_in_segments
 from ..gradients.segments import Segments
 from ..networks.interface import Net, NetRun, check_net
 from ..networks.judge import evaluation_mode
@@ -259,7 +259,7 @@ def probe_gradient(
     return probe
 
 
-def observe(e: Evaluation) -> Decay:
+def observe(e: Evaluation) -> GradientDecay:
     """The costates and the components of an evaluation; a chain's maps are called once more.
 
     Of a network whose gradient has no components, their norms are None.
@@ -268,7 +268,7 @@ def observe(e: Evaluation) -> Decay:
         norms = None
         with contextlib.suppress(Unsupported):
             norms = e.components().norms()["joint"]
-        return Decay(e.gradient, e.costates.forwards(), norms)
+        return GradientDecay(e.gradient, e.costates.forwards(), norms)
 
 
 def log_component_norms(norms: Tensor | None, steps: list[int]) -> list[float | None] | None:

@@ -48,7 +48,7 @@ def step_operation(cell: Cell) -> Pointwise:
     return Pointwise(inputs, tuple(outputs), (), frozenset({"p"}))
 
 
-class Stacked:
+class JoinedSteps:
     """The rows of all steps in one array, which is filled as the steps are made.
 
     Steps are copied into it STEPS_PER_COPY at a time, and freed: joined only at the end, they would
@@ -124,9 +124,9 @@ def forward(
     rows = plan.rows
     op = step_operation(cell)
     x_t = x0.contiguous()
-    x = Stacked(rows.B + rows.N)
-    a = Stacked(rows.N)
-    q = Stacked(rows.N)
+    x = JoinedSteps(rows.B + rows.N)
+    a = JoinedSteps(rows.N)
+    q = JoinedSteps(rows.N)
     x.add(x_t)
     bases = rows.steps(base)
     v_by_step = optional_steps(rows, v)
@@ -259,9 +259,9 @@ def adjoint(
     factors = None if link is None else rows.steps(link.factor)
     W_steps = None if W is None else matrices(rows, W)
     lam_t, k_t = sources.begin(rows.T, 0)
-    lam = Stacked(rows.B + rows.N, backwards=True)
-    k = Stacked(rows.B + rows.N, backwards=True)
-    delta = Stacked(rows.N, backwards=True)
+    lam = JoinedSteps(rows.B + rows.N, backwards=True)
+    k = JoinedSteps(rows.B + rows.N, backwards=True)
+    delta = JoinedSteps(rows.N, backwards=True)
     lam.add(lam_t)
     k.add(k_t)
     # Step t takes x_t to x_{t+1}: until `join`, lam_t and k_t are still those of x_{t+1}.
@@ -317,8 +317,8 @@ def tangent(
     factors = None if link is None else rows.steps(link.factor)
     W_steps = None if W is None else matrices(rows, W)
     mu_t = torch.zeros_like(saved.x[: rows.B]) if sources is None else sources[0].contiguous()
-    mu = Stacked(rows.B + rows.N)
-    nu = Stacked(rows.N)
+    mu = JoinedSteps(rows.B + rows.N)
+    nu = JoinedSteps(rows.N)
     mu.add(mu_t)
     for t, n in enumerate(rows.sizes):
         m = mu_t[:n]  # of the samples that take this step, from x_t to x_{t+1}
