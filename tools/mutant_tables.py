@@ -262,6 +262,8 @@ UNASKED = (
 # Mutants that no test can kill because they mean the same: (file, rule or function, a piece of
 # 'line before -> line after') -> why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
+    ("classics/hopfield.py", "Hopfield.path", "state @ self._sums"): "the weights are symmetric",
+    ("classics/perceptron.py", "Perceptron.fit", "row @ w"): "vectors: w @ row is row @ w",
     ("diagnostics/finding.py", "fitted_slope", "y @ x"): "vectors: x @ y is y @ x",
     ("sweeps/engines/eager/scaled_adjoint.py", "ScaledAdjoint.run", "hi - begin == size"): GROWTH,
     ("sweeps/engines/eager/scaled_adjoint.py", "ScaledAdjoint.run",

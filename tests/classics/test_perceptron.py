@@ -112,6 +112,18 @@ def test_xor_is_not_separable():
     assert unit.n_iter_ == 50
 
 
+def test_on_the_hyperplane_the_first_class_is_predicted():
+    unit = co.classics.Perceptron(fit_intercept=False).fit([[3.0, 0.0], [-3.0, 0.0]], ["b", "a"])
+    assert unit.predict([[0.0, 5.0], [1e-9, 5.0]]).tolist() == ["a", "b"]
+
+
+@pytest.mark.filterwarnings("ignore:the perceptron still made mistakes")
+def test_weights_of_zero_have_no_margin():
+    unit = co.classics.Perceptron(max_iter=1).fit([[0.0], [0.0]], [0, 1])
+    with pytest.raises(co.InputError, match="define no hyperplane"):
+        unit.margin([[0.0]], [1])
+
+
 def test_labels_may_be_of_any_kind():
     X, y, _ = separable(2, 25, 3, 0.4)
     words = np.where(y > 0, "yes", "no")
