@@ -34,6 +34,7 @@ SPELLING = {
     "part": "{0}[..., {start}:{stop}]",
     "columns": "{0}[..., {chosen}]",
     "rows": "{0}[{1}]",
+    "earlier": "{0}[:, (torch.arange({0}.shape[1], device={0}.device) - {lag}).clamp(min=0)]",
     "clip": "{0}.clamp({low}, {high})",
     "at_most": "{0}.clamp(max={value})",
     "mod": "{0} % {value}",
