@@ -176,6 +176,8 @@ def choose_inputs(task: JudgedCollection, entries: int) -> Inputs:
     longest = int(train.steps().max())
     if task.readout == "every":
         lags = max(0, min(LAGS, longest - 1, limit // C - 1))
+        if task.description.ahead.get("lags"):
+            lags = 0  # they are inputs already, also where a held-out part of the series begins
         width = (lags + 1) * C
         return Inputs("lags", lags, width, limit if width > limit else None)
     if longest * C <= limit:
@@ -369,7 +371,8 @@ def linear_baseline(task: JudgedCollection) -> Baseline:
         metrics[split] = tally.values()
         if method == "ridge classifier":  # its outputs are no probabilities
             metrics[split].pop("log-loss", None)
-    return Baseline("linear", f"{method} on {inputs.about}", metrics)
+    of_lags = " with its lags" if task.description.ahead.get("lags") else ""
+    return Baseline("linear", f"{method} on {inputs.about}{of_lags}", metrics)
 
 
 def best_model(
