@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Optional
 
@@ -11,10 +12,20 @@ import typer
 from ..errors import ConfigError, escape_controls
 from . import build
 from . import flags as setting_flags
-from .compare import run_comparison
+from .compare import HERE, Where, run_comparison
 from .online import resume_stream
 from .past import stand_where_it_began
-from .program import QUIET, RUN, app, final_status, print_escaped
+from .program import (
+    ON,
+    QUIET,
+    RUN,
+    TLS_CA_FILE,
+    TLS_CERT,
+    TLS_KEY,
+    app,
+    final_status,
+    print_escaped,
+)
 from .train import run_training, settings_writer
 from .tune import resume_study
 
@@ -37,29 +48,42 @@ def resume(
     minutes: Optional[float] = typer.Option(
         None, "--minutes", help="search: time for what is left"
     ),
+    on: Optional[str] = ON,
+    tls_ca_file: Optional[Path] = TLS_CA_FILE,
+    tls_cert: Optional[Path] = TLS_CERT,
+    tls_key: Optional[Path] = TLS_KEY,
+    storage: Optional[str] = typer.Option(
+        None, "--storage", help="search: where its trials are recorded, if not in its folder"
+    ),
+    force: bool = typer.Option(False, "--force", help="resume a run that a search has pruned"),
     quiet: bool = QUIET,
 ) -> None:
     """Resume a run, a comparison or a search.
 
     The result of a run matches an uninterrupted one bit for bit.
     """
-    from ..training import storage
+    from ..training import storage as checkpoints
     from ..training.report import pages
     from ..training.run_folder import RunFolder
 
+    where = Where(on, tls_ca_file, tls_cert, tls_key)
+    if where != HERE and not os.path.lexists(run / "compare.json"):
+        raise ConfigError("--on applies to a comparison.")
     if os.path.lexists(run / "tune.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a search.")
-        resume_study(run, trials, minutes, jobs, quiet)
+        resume_study(run, trials, minutes, jobs, quiet, storage)
         return
-    if trials is not None or minutes is not None:
-        raise ConfigError("--trials and --minutes apply to a search by `coadjoint tune`.")
+    if trials is not None or minutes is not None or storage is not None:
+        raise ConfigError(
+            "--trials, --minutes and --storage apply to a search by `coadjoint tune`."
+        )
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")
         if not quiet:
             print_escaped(f"Resuming {run}, a comparison.")
-        run_comparison(run, jobs, quiet)
+        run_comparison(run, jobs, quiet, where=where)
         return
     if jobs is not None:
         raise ConfigError("--jobs applies to a comparison, not to a run.")
@@ -72,8 +96,9 @@ def resume(
         values = setting_flags.to_plain_dict(config)
         values["training"]["steps"] = steps
         config = setting_flags.resolve(None, values)
-    job = build.build(config, storage.read_outline(run), has_begun=True)
-    ended = final_status(run, job.arguments["steps"])
+    is_forced = refuse_if_pruned(run, force)
+    job = build.build(config, checkpoints.read_outline(run), has_begun=True)
+    ended = None if is_forced else final_status(run, job.arguments["steps"])
     if ended is not None:
         if not (run / "report.html").exists():
             pages.write(run)
@@ -86,6 +111,22 @@ def resume(
     # config.yaml changes only if there are other steps to train.
     folder = RunFolder(run) if steps is None else RunFolder(run, settings_writer(job))
     run_training(job, folder, quiet, resume=True, fallback=fallback)
+
+
+def refuse_if_pruned(run: Path, force: bool) -> bool:
+    """Refuse to resume a run that a search has pruned, unless that is wanted.
+
+    Returns whether the run was pruned.
+    """
+    from .outcomes import read_status
+
+    is_pruned = read_status(run) == "pruned"
+    if is_pruned and not force:
+        raise ConfigError(
+            f"{run} was pruned by `coadjoint tune`: others were better. To train it all the same: "
+            f"coadjoint resume {shlex.quote(str(run))} --force"
+        )
+    return is_pruned
 
 
 @app.command()

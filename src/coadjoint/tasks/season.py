@@ -17,10 +17,10 @@ SEASONS_IN_MONTHS = {1: 12, 3: 4}
 FEWEST_SEASONS = 2  # that a series must have
 CLEAR = 0.3  # least autocorrelation at the season
 MOST_SEASON = 400
-# A short series, for which earlier rows are inputs by default: see docs/own-data.md.
-MOST_SHORT_ROWS = 1000
-FEWEST_SHORT_ROWS = 40
-MOST_SHORT_COLUMNS = 3
+# Series whose earlier rows are inputs by default: see docs/own-data.md.
+FEWEST_ROWS = 40
+MOST_COLUMNS = 3
+MOST_SHORT_ROWS = 1000  # of a series that needs no season for it
 TRAINED_SHARE = 0.8  # of the rows, by which the season is guessed
 SEASONS_TO_LEARN = 3  # in these rows
 
@@ -82,19 +82,22 @@ def season_of_values(values: np.ndarray) -> int:
 
 
 def lags_of_season(sheet: Sheet) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the lags for a short series, and a note on them; none for other data.
+    """Return the lags for a single series, and a note on them; none for other data.
 
     They are the row before and, with a season of s rows, the two rows s - 1 and s before: seen from
-    the row that is predicted, one season back and the row before that.
+    the row that is predicted, one season back and the row before that. A long series without a
+    season has none.
     """
     T = len(sheet.u)
-    is_short = len(sheet.lengths) == 1 and FEWEST_SHORT_ROWS <= T <= MOST_SHORT_ROWS
-    is_narrow = sheet.u.shape[1] <= MOST_SHORT_COLUMNS and not sheet.categories
-    if not is_short or not is_narrow or np.isnan(sheet.u).any():
+    is_series = len(sheet.lengths) == 1 and T >= FEWEST_ROWS
+    is_narrow = sheet.u.shape[1] <= MOST_COLUMNS and not sheet.categories
+    if not is_series or not is_narrow or np.isnan(sheet.u).any():
         return (), ()
     seen = int(TRAINED_SHARE * T)
     season = guess_season(sheet, [sheet.u[:seen, 0]])
     if season.rows < 2 or season.rows * SEASONS_TO_LEARN > seen:
+        if T > MOST_SHORT_ROWS:
+            return (), ()
         return (1,), ("a short series: the row before each is an input, too (--lags 0: none)",)
     lags = tuple(sorted({1, season.rows - 1, season.rows}))
     before = ", ".join(map(str, lags))

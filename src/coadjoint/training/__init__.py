@@ -18,6 +18,7 @@ matching           whether a network fits its task
 step               batches, gradients and clipping of one step
 watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
+looks              how held-out data is looked at: at once, or in segments
 held_out           what the best weights predict for held-out data, for the page
 layer_names        the layers of a chain in words
 advice             what may help where a network can hardly learn, or gained little

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ..networks.chain_text import parse_chain
@@ -27,6 +27,7 @@ VALIDATIONS = 40  # in a run
 PATIENCE = 20  # validations: half a run, as the step size of a cosine falls late
 LARGEST_BATCH = 128
 MOST_STEPS_PER_EPOCH = 150  # beyond which the batch is doubled
+MOST_SHORT_ROWS = 800  # of a short series, in its training part
 FEW_SEQUENCES = 32  # training sequences; fewer are cut into chunks where they are long
 GATED = ("gru", "lstm")
 # The keys of [network] beside which the defaults were tried; with another one they stay away.
@@ -95,6 +96,7 @@ SHORT_SERIES = OwnDefaults(
     weight_decay=0.01,
     least_steps=300,
 )
+SEASONAL_SERIES = replace(NEXT_STEP, least_steps=300)  # a long one, with such inputs
 DENSE_LAYERS = OwnDefaults({"activation": "relu", "dropout": 0.2}, lr=1e-2, batch=16)
 OTHER_LAYERS = OwnDefaults({}, lr=None, batch=16)
 OTHER_CELL = OwnDefaults({}, lr=None, batch=16)
@@ -146,7 +148,8 @@ def choose_defaults(config: Sections, given: SectionValues, task: Data) -> OwnDe
         return ONE_ANSWER
     ahead = task.description.ahead
     if ahead.get("lags") and not ahead["quantiles"]:
-        return SHORT_SERIES
+        is_short = task.sets["train"].steps().sum() <= MOST_SHORT_ROWS
+        return SHORT_SERIES if is_short else SEASONAL_SERIES
     is_next_step = task.description.kind == "next" and not ahead
     return NEXT_STEP if is_next_step else EVERY_STEP
 

@@ -30,6 +30,7 @@ from ..optimisers.recipes import SELF_DIRECTED, WITHOUT_STEP_SIZE, Optimiser, ad
 from .curriculum import Easiest
 from .display import Display, accept_old_display
 from .json_types import JsonObject, Row
+from .looks import Looks
 
 NONFINITE_POLICIES = ("stop", "skip", "dump")
 
@@ -144,6 +145,11 @@ class TrainingPlan(Plan):
         self._set("method", self.gradient or BPTT())
         self._set("recipe", recipe_of(self.optimiser or adam(1e-3)))
         self._check_recipe()
+
+    @property
+    def looks(self) -> Looks:
+        """How looks at held-out data save memory: in segments if gradients are computed in them."""
+        return Looks(self.method.segments, self.batch)
 
     def _check_recipe(self) -> None:
         """Refuse settings that have no effect with this optimiser, or make no sense with it."""
