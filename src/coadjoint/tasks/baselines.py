@@ -25,7 +25,7 @@ import torch
 
 from .ahead import ahead_of
 from .linear import LinearModel, logistic_path, ridge_path
-from .season import season_of_values
+from .season import MOST_SHORT_ROWS, season_of_values
 from .task import Samples, Sequences, rng
 
 if TYPE_CHECKING:
@@ -176,8 +176,9 @@ def choose_inputs(task: JudgedCollection, entries: int) -> Inputs:
     longest = int(train.steps().max())
     if task.readout == "every":
         lags = max(0, min(LAGS, longest - 1, limit // C - 1))
-        if task.description.ahead.get("lags"):
-            lags = 0  # they are inputs already, also where a held-out part of the series begins
+        if task.description.ahead.get("lags") and longest <= MOST_SHORT_ROWS:
+            # Held-out parts have few rows with 20 before them, and all have their lags as inputs.
+            lags = 0
         width = (lags + 1) * C
         return Inputs("lags", lags, width, limit if width > limit else None)
     if longest * C <= limit:

@@ -138,19 +138,27 @@ def is_forecast(task: Task) -> bool:
 def remedies_for(net: Net, task: Task, method: Method) -> list[str]:
     """What may help a network that does not beat a baseline."""
     remedies = ["more --epochs", "another --lr"]
-    if isinstance(task, JudgedCollection) and task.description.ahead.get("lags"):
-        # Longer training made forecasts of short series worse: see docs/own-data.md.
-        remedies = ["another --seed", "other --lags"]
-    elif is_forecast(task):
-        remedies.append("--lags (1 and one season back)")
-    if is_forecast(task):
-        remedies.append("--horizon for several steps at once")
+    if isinstance(task, JudgedCollection) and task.description.kind == "next":
+        remedies = remedies_for_forecasts(task)
     if net.sample_axis == 1 and not is_gated(net):
         remedies.append("--cell gru or lstm")
     if not isinstance(method, Penalised) and not is_forecast(task):
         penalty = "isometry" if net.sample_axis == 0 else "log-ratio"
         remedies.append(f"--penalty {penalty}")
     return [*remedies, "a search for settings (coadjoint tune)"]
+
+
+def remedies_for_forecasts(task: JudgedCollection) -> list[str]:
+    """What may help a network that is to predict next steps, by what has been tried already."""
+    ahead = task.description.ahead
+    if ahead.get("lags"):
+        # Longer training made forecasts of short series worse: see docs/forecasting.md.
+        remedies = ["another --seed", "other --lags"]
+    else:
+        remedies = ["more --epochs", "another --lr", "--lags (1 and one season back)"]
+    if ahead.get("horizon", 1) == 1:
+        remedies.append("--horizon for several steps at once")
+    return remedies
 
 
 def compare_on_test(
