@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -15,9 +13,11 @@ from .columns import Roles, TableColumns
 from .dates import is_date
 from .index import ARROW_INDEX, ARROW_NOTE, is_asked_for
 from .parsing import EXACT_BELOW, explain_inexact, or_without_column, parse_times
+from .room import make_room
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, open_file, refuse_if_too_large
 from .table import AUTO, KIND_ADVICE, assign_roles, sheet_from_columns
+from .texts import NumberTexts, TextCollector, WordCollector
 from .wide import choose_steps
 from .words import Survey, advise_on_words, choose_categorical
 
@@ -33,6 +33,8 @@ KINDS_BY_ROLE = {
     "categorical": ("words", "whole", "number", "bool"),
 }
 ROWS_PER_BATCH = 4096  # of a stream
+ROWS_OF_COLUMN = 1 << 16  # that are in memory at a time
+BYTES_BUFFERED = 1 << 16  # of a column in a file
 
 
 class TypedTable(Protocol):
@@ -75,7 +77,9 @@ class ParquetRows:
             )
         try:
             file.seek(0)
-            self.file = self.pa.parquet.ParquetFile(file, page_checksum_verification=True)
+            self.file = self.pa.parquet.ParquetFile(
+                file, page_checksum_verification=True, pre_buffer=False, buffer_size=BYTES_BUFFERED
+            )
             self.schema = self.file.schema_arrow
             metadata = self.file.metadata
             self.names = list(map(str, self.schema.names))
@@ -102,6 +106,15 @@ class ParquetRows:
     def read_columns(self, names: list[str]) -> dict[str, Arrow]:
         """Whole columns, as arrays of pyarrow."""
         return self.checked_columns(self.file.read(columns=names), names)
+
+    def read_column(self, name: str) -> Iterator[Arrow]:
+        """A column in parts, as arrays of pyarrow whose values can be read."""
+        for batch in self.file.iter_batches(
+            batch_size=ROWS_OF_COLUMN, columns=[name], use_threads=False
+        ):
+            # A damaged file can hold offsets that lead out of memory.
+            batch.validate(full=True)
+            yield batch.column(0)
 
     def checked_columns(self, table: Arrow, names: list[str]) -> dict[str, Arrow]:
         """Columns of a table of pyarrow, as arrays whose values can be read."""
@@ -150,8 +163,11 @@ class ParquetRows:
         for name in names:
             if self.kind(name) == "words":
                 surveys[name] = Survey()
-                words = to_words(self.pa, self.read_columns([name])[name])
-                surveys[name].add(range(1, len(words) + 1), words, options)
+                row = 1
+                for array in self.read_column(name):
+                    words = to_words(self.pa, array)
+                    surveys[name].add(range(row, row + len(words)), words, options)
+                    row += len(words)
         return surveys
 
     def place(self, row: int) -> str:
@@ -177,7 +193,7 @@ def import_pyarrow() -> Arrow:
 
 def read_parquet(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read a table of numbers, words (plain or dictionary) and times; other types are refused."""
-    file = ParquetRows(source.path, io.BytesIO(source.data))
+    file = ParquetRows(source.path, source.open())
     return read_typed(file, source, options, problems)
 
 
@@ -189,10 +205,10 @@ def read_typed(
     used = used_columns(roles)
     need = max(file.bytes, 8 * file.count * len(used))  # as declared, or as doubles in memory
     what = f"{file.count:,} rows, about "
-    refuse_if_too_large(source.path, what, need, len(source.data), options.max_bytes)
+    refuse_if_too_large(source.path, what, need, source.size, options.max_bytes)
     refuse_unfit_types(file, roles, options, problems)
     try:
-        return make_sheet(file, source, roles, file.read_columns(used), options, problems)
+        return make_sheet(file, source, roles, options, problems)
     except DataError:
         raise
     except Exception as error:
@@ -283,74 +299,105 @@ def make_sheet(
     file: ParquetRows,
     source: LoadedFile,
     roles: Roles,
-    arrays: dict[str, Arrow],
     options: Options,
     problems: Problems,
 ) -> Sheet:
-    """The sequences of a table; arrays: its columns that have a role, by name."""
+    """The sequences of a table. Its columns are read one by one, each in parts."""
 
     def where(row: int, column: str) -> str:
         return f"{file.place(row)} column '{one_line(column)}'"
 
-    count = len(next(iter(arrays.values())))
-    columns = TableColumns(lines=np.arange(1, count + 1))
-    for name, array in arrays.items():
-        kind = kind_of_column(file.pa, array.type)
+    count = file.count
+    kind_of_line = np.int32 if count < 2**31 - 1 else np.int64
+    columns = TableColumns(lines=np.arange(1, count + 1, dtype=kind_of_line))
+    columns.inputs = make_room(count, len(roles.features))
+    for name in used_columns(roles):
+        kind = file.kind(name)
         is_target = name in roles.targets
         is_label = is_target and (kind in ("words", "bool") or options.kind == "classify")
         if name == roles.time:
-            place = functools.partial(where, column=name)
-            read_times(file.pa, array, columns, options, problems, place)
+            read_times(file, name, columns, options, problems, where)
         elif name == roles.id or name in roles.categorical or is_label:
-            columns.words[name] = to_words(file.pa, array)
+            collector = WordCollector()
+            for array in file.read_column(name):
+                collector.add(to_words(file.pa, array))
+            columns.words[name] = collector.collected()
         elif is_target and options.kind is None:
             problems.add(
                 f"{source.path} column '{one_line(name)}': the target holds numbers "
-                f"({array.type}). {KIND_ADVICE}"
+                f"({file.type_name(name)}). {KIND_ADVICE}"
             )
         else:
-            columns.numbers[name], inexact = to_numbers(file.pa, array)
-            for row, value in inexact:
-                complaint = f"{explain_inexact(value)}{or_without_column(options)}."
-                problems.add(f"{where(row + 1, name)}: {complaint}", ("exact", name))
+            values = np.empty(count) if is_target else columns.inputs[:, roles.features.index(name)]
+            columns.numbers[name] = values
+            begin = 0
+            for array in file.read_column(name):
+                values[begin : begin + len(array)], inexact = to_numbers(file.pa, array)
+                for row, value in inexact:
+                    complaint = f"{explain_inexact(value)}{or_without_column(options)}."
+                    problems.add(f"{where(begin + row + 1, name)}: {complaint}", ("exact", name))
+                begin += len(array)
     problems.raise_if_any()
     return sheet_from_columns(source, roles, columns, options, problems, where)
 
 
 def read_times(
-    pa: Arrow,
-    array: Arrow,
+    file: ParquetRows,
+    name: str,
     columns: TableColumns,
     options: Options,
     problems: Problems,
-    where: Callable[[int], str],
+    where: Callable[[int, str], str],
 ) -> None:
     """Put the time column into `columns`: numbers, or dates as microseconds since 1970.
 
-    where: puts a row, counted from 1, in words.
+    name: that of the column; where: puts a row, counted from 1, and a column in words.
     """
-    columns.stamps = to_words(pa, array)
-    if kind_of_column(pa, array.type) == "words":
-        times = parse_times(columns.stamps, options)
+    pa = file.pa
+    if file.kind(name) == "words":
+        texts = TextCollector()
+        for array in file.read_column(name):
+            texts.add(to_words(pa, array))
+        columns.stamps = texts.collected()
+        times = parse_times(list(columns.stamps), options)
         columns.time = times.time
         columns.has_dates = times.has_dates
         columns.date_order = times.order
         for i, complaint in times.wrong:
-            problems.add(f"{where(i + 1)}: {complaint}", "time")
+            problems.add(f"{where(i + 1, name)}: {complaint}", "time")
         return
-    for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
-        problems.add(f"{where(int(row) + 1)}: the time is missing. Fill it in.", "time")
-    columns.has_dates = kind_of_column(pa, array.type) == "time"
-    if columns.has_dates:
-        zone = getattr(array.type, "tz", None)
-        array = array.cast(pa.timestamp("us", tz=zone), safe=False).cast(pa.int64())
-    time = array.fill_null(0).to_numpy(zero_copy_only=False)
-    if time.dtype.kind == "f":
-        for row in np.flatnonzero(~np.isfinite(time)):
-            problems.add(f"{where(int(row) + 1)}: the time is not finite. Fix the value.", "time")
-    else:
-        time = time.astype(np.int64)
-    columns.time = time
+    arrow_type = file.schema.field(name).type
+    columns.has_dates = file.kind(name) == "time"
+    as_written: list[np.ndarray] = []  # the numbers that are written as text
+    times_in_parts: list[np.ndarray] = []
+    begin = 1
+    for array in file.read_column(name):
+        for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
+            place = where(int(row) + begin, name)
+            problems.add(f"{place}: the time is missing. Fill it in.", "time")
+        if columns.has_dates:
+            zone = getattr(arrow_type, "tz", None)
+            if arrow_type != pa.timestamp("us", tz=zone):
+                whole = pa.int32() if arrow_type.bit_width == 32 else pa.int64()
+                as_written.append(array.cast(whole).fill_null(0).to_numpy())
+            array = array.cast(pa.timestamp("us", tz=zone), safe=False).cast(pa.int64())
+        time = array.fill_null(0).to_numpy(zero_copy_only=False)
+        if time.dtype.kind == "f":
+            for row in np.flatnonzero(~np.isfinite(time)):
+                place = where(int(row) + begin, name)
+                problems.add(f"{place}: the time is not finite. Fix the value.", "time")
+        elif time.dtype == np.uint64:
+            as_written.append(time)
+        times_in_parts.append(time if time.dtype.kind == "f" else time.astype(np.int64))
+        begin += len(time)
+    columns.time = np.concatenate(times_in_parts)
+    values = np.concatenate(as_written) if as_written else columns.time
+
+    def write(values: np.ndarray) -> list[str]:
+        """The times as text."""
+        return to_words(pa, pa.array(values).cast(arrow_type))
+
+    columns.stamps = NumberTexts(values, write)
 
 
 def to_words(pa: Arrow, array: Arrow) -> list[str]:

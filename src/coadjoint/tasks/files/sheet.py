@@ -16,6 +16,7 @@ import numpy as np
 
 from ...errors import ConfigError, DataError, one_line
 from .dates import ORDERS, months_of
+from .texts import take_texts
 
 MISSING = ("refuse", "drop", "ffill", "mask")
 KINDS = ("classify", "regress", "next")
@@ -207,7 +208,7 @@ class Sheet:
     y: np.ndarray | None = None
     y_per: str = "step"
     time: np.ndarray | None = None
-    stamps: list[str] | None = None
+    stamps: Sequence[str] | None = None
     has_names: bool = True
     columns: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -269,7 +270,7 @@ class Sheet:
             time = time[keep]
         stamps = self.stamps
         if stamps is not None:
-            stamps = [stamp for stamp, kept in zip(stamps, keep, strict=True) if kept]
+            stamps = take_texts(stamps, np.flatnonzero(keep))
         return replace(
             self,
             u=self.u[keep],

@@ -271,6 +271,8 @@ def sheet_from_columns(
     categories = {}
     for name in roles.categorical:
         columns.numbers[name], categories[name] = encode_words(columns.words[name])
+        if columns.inputs is not None:
+            columns.inputs[:, roles.features.index(name)] = columns.numbers[name]
     role_columns = {"id": roles.id, "time": roles.time}
     if columns.has_dates:
         role_columns["stamps"] = "1"  # a mark: times are dates
@@ -280,7 +282,7 @@ def sheet_from_columns(
         source.path,
         source.sha256,
         roles.features,
-        np.stack([columns.numbers[name] for name in roles.features], 1),
+        columns.all_inputs(roles.features),
         np.diff(np.append(starts, len(columns.lines))),
         ids,
         where,
@@ -303,6 +305,8 @@ def number_rows(lines: np.ndarray) -> np.ndarray:
 
     lines: the line of each. Blank lines and line breaks within cells do not count.
     """
+    if (lines[1:] > lines[:-1]).all():
+        return np.arange(len(lines), dtype=lines.dtype)
     return np.unique(lines, return_inverse=True)[1].reshape(-1)
 
 
@@ -356,7 +360,7 @@ def collect_targets(
 
 
 def refuse_if_kind_unclear(
-    labels: dict[str, list[str]], options: Options, problems: Problems
+    labels: dict[str, Sequence[str]], options: Options, problems: Problems
 ) -> None:
     """Report labels with numbers among them: only the user knows if these are classes.
 

@@ -158,7 +158,7 @@ def sheet_of_wide(
 
     y: the targets of the rows; where: puts a line of the file and a column in words.
     """
-    values = np.stack([columns.numbers[name] for name in roles.features], 1)
+    values = columns.all_inputs(roles.features)
     known = ~np.isnan(values)
     # One after the last value of each row; 0 if there is none.
     lengths = values.shape[1] - np.argmax(known[:, ::-1], 1)
@@ -216,7 +216,7 @@ def name_rows(
     """
     if not column:
         return list(map(str, range(len(columns.lines))))
-    names = columns.words[column]
+    names = list(columns.words[column])
     seen: set[str] = set()
     for line, name in zip(columns.lines, names, strict=True):
         place = where(int(line), column)
