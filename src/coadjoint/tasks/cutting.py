@@ -56,6 +56,10 @@ class Part(NamedTuple):
         """The names of the pieces."""
         return [self.cut.name(i) for i in self.chosen]
 
+    def target(self, i: int, at: str) -> np.ndarray:
+        """Return the target of piece i of the part: see `targets`."""
+        return target_of(self.cut, self.chosen[i], at)
+
     def targets(self, at: str) -> list[np.ndarray]:
         """Return the target of each piece, NaN where missing: [k] at "last", [T, k] at "every"."""
         return [target_of(self.cut, i, at) for i in self.chosen]

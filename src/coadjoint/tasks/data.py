@@ -42,7 +42,7 @@ from .option_checks import (
     check_window,
     refuse_options_of_time,
 )
-from .overview import Overview, make_overview
+from .overview import Overview, make_overview, said_by_counts
 from .prediction import Prediction
 from .preparation import (
     check_target,
@@ -273,6 +273,7 @@ class Data(JudgedCollection):
         if kind == "classify":
             labels = labels_in(first)
             sheets = {name: encode_labels(sheet, labels) for name, sheet in sheets.items()}
+            first = sheets["train"]
         settled = asked.settle(first)
         at = choose_readout(sheets["train"], kind, at)
         check_target(sheets["train"], kind, labels)
@@ -331,7 +332,11 @@ class Data(JudgedCollection):
         notes += notes_on_encodings(cuts["train"].sheet, description)
         for cut in cuts.values():
             notes += notes_on_words(cut.sheet, description)
-        inputs = {name: inputs_of(cut.sheet, description) for name, cut in cuts.items()}
+        # What was read is looked at before inputs take its place in memory.
+        overview = make_overview(sheets, cuts, parts, description, ())
+        inputs = {}
+        for name, cut in cuts.items():
+            inputs[name] = inputs_of(cut.sheet, description, overwrite=True)
         sets = {}
         for name, part in parts.items():
             if part.chosen:
@@ -343,7 +348,8 @@ class Data(JudgedCollection):
         name = "data" if isinstance(train, InMemory) else table_stem(train)
         data = cls(sets, description, unique_notes, name, noise, metrics, class_weight)
         data.shares = division.shares
-        data.overview = make_overview(sheets, cuts, parts, description, data.notes)
+        said = said_by_counts(sheets, cuts)
+        data.overview = replace(overview, notes=[note for note in data.notes if note not in said])
         return data
 
     @classmethod

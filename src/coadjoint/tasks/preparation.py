@@ -12,8 +12,10 @@ import numpy as np
 from ..errors import ConfigError, DataError, one_line
 from .description import ColumnNames, Description
 from .files.sheet import Options, Problems, Sheet, quote_names
+from .files.texts import WordCollector, Words
 from .memory import Source, read_source
 
+ROWS_COMPARED = 1 << 14  # at a time
 REAL_LABEL = re.compile(
     r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?|[+-]?(nan|inf)", re.ASCII
 )
@@ -127,15 +129,18 @@ def kind_of(sheet: Sheet) -> str:
 
 def labels_in(sheet: Sheet) -> list[str]:
     """Return the classes in the target column of a sheet."""
-    return labels_of(label_words(sheet), f"{sheet.path} column '{one_line(sheet.targets[0])}'")
+    return labels_of(label_words(sheet).present, f"{sheet.path} column '{one_line(sheet.targets[0])}'")
 
 
-def label_words(sheet: Sheet) -> list[str]:
+def label_words(sheet: Sheet) -> Words:
     """Return the labels of a sheet, with 1.0 as 1: a data frame writes it so beside a gap."""
-    assert sheet.y is not None
-    words: list[str] = sheet.y.tolist()
-    plain = {word: WHOLE_REAL_LABEL.sub(r"\1", word) for word in set(words)}
-    return [plain[word] for word in words]
+    words = sheet.y
+    if not isinstance(words, Words):
+        collector = WordCollector()
+        collector.add(words.tolist())
+        words = collector.collected()
+    plain = {word: WHOLE_REAL_LABEL.sub(r"\1", word) for word in words.different}
+    return words.renamed(plain)
 
 
 def labels_of(words: Iterable[str], where: str) -> list[str]:
@@ -174,11 +179,10 @@ def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
     """
     number = {word: float(k) for k, word in enumerate(labels)} | {"": math.nan}
     words = label_words(sheet)
-    first_row: dict[str, int] = {}
-    for row, word in enumerate(words):
-        first_row.setdefault(word, row)
+    used, first_rows = np.unique(words.numbers, return_index=True)
     problems = Problems(sheet.path)
-    for word, i in first_row.items():
+    for k, i in sorted(zip(used.tolist(), first_rows.tolist(), strict=True), key=lambda p: p[1]):
+        word = words.different[k]
         if word in number:
             continue
         # Entry i belongs to row i, or to sequence i, which is named by its first row.
@@ -189,7 +193,8 @@ def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
             "unseen",
         )
     problems.raise_if_any()
-    return replace(sheet, y=np.array([number[word] for word in words])[:, None])
+    codes = np.array([number.get(word, math.nan) for word in words.different])
+    return replace(sheet, y=codes[words.numbers][:, None])
 
 
 def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
@@ -249,21 +254,35 @@ def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:
         return
     y = sheet.y
     assert y is not None
+    values = None
     if labels and are_whole_numbers(labels):
         # Labels that are numbers are compared with the inputs by value, not by class number.
         values = np.append([float(word) for word in labels], np.nan)
-        y = values[np.nan_to_num(y, nan=len(labels)).astype(int)]
     for k, name in enumerate(sheet.targets):
         if np.isnan(y[:, k]).all():
             raise DataError(f"{sheet.path} column '{one_line(name)}': every target is missing.")
         if sheet.y_per != "step":
             continue
         for j, feature in enumerate(sheet.features):
-            if np.array_equal(y[:, k], sheet.u[:, j], equal_nan=True):
+            if are_equal_columns(y[:, k], sheet.u[:, j], values):
                 raise DataError(
                     f"{sheet.path}: target '{one_line(name)}' equals input '{one_line(feature)}' "
                     "in every row. Leave the input out with --features."
                 )
+
+
+def are_equal_columns(y: np.ndarray, u: np.ndarray, values: np.ndarray | None) -> bool:
+    """Tell whether targets y [N] equal inputs u [N]; missing values are equal, too.
+
+    values: those of the class numbers in y, NaN at the end; None if y holds values itself.
+    """
+    for begin in range(0, len(u), ROWS_COMPARED):
+        block = y[begin : begin + ROWS_COMPARED]
+        if values is not None:
+            block = values[np.nan_to_num(block, nan=len(values) - 1).astype(int)]
+        if not np.array_equal(block, u[begin : begin + ROWS_COMPARED], equal_nan=True):
+            return False
+    return True
 
 
 def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) -> Sheet:

@@ -111,6 +111,7 @@ class ArrowRows(ParquetRows):
         for batch in self.iter_batches(ROWS_OF_COLUMN, [name]):
             for begin in range(0, batch.num_rows, ROWS_OF_COLUMN):
                 yield batch.column(0).slice(begin, ROWS_OF_COLUMN)
+        self.pa.default_memory_pool().release_unused()
         self._forget_pages()
 
     def _forget_pages(self) -> None:

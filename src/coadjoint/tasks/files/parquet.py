@@ -33,7 +33,7 @@ KINDS_BY_ROLE = {
     "categorical": ("words", "whole", "number", "bool"),
 }
 ROWS_PER_BATCH = 4096  # of a stream
-ROWS_OF_COLUMN = 1 << 16  # that are in memory at a time
+ROWS_OF_COLUMN = 1 << 14  # that are in memory at a time
 BYTES_BUFFERED = 1 << 16  # of a column in a file
 
 
@@ -115,6 +115,7 @@ class ParquetRows:
             # A damaged file can hold offsets that lead out of memory.
             batch.validate(full=True)
             yield batch.column(0)
+        self.pa.default_memory_pool().release_unused()
 
     def checked_columns(self, table: Arrow, names: list[str]) -> dict[str, Arrow]:
         """Columns of a table of pyarrow, as arrays whose values can be read."""

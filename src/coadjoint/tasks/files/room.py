@@ -10,24 +10,25 @@ from __future__ import annotations
 import mmap
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-SMALLEST = 1 << 20  # bytes of an array that has a map of its own
+SMALLEST = 1 << 17  # bytes of an array that has a map of its own
 ROWS_PER_BLOCK = 1 << 16
 
 
-def make_room(rows: int, columns: int) -> np.ndarray:
-    """Return an array [rows, columns] of doubles, whose values are not set."""
-    size = 8 * rows * columns
+def make_room(rows: int, columns: int, dtype: DTypeLike = np.float64) -> np.ndarray:
+    """Return an array [rows, columns], by default of doubles, whose values are not set."""
+    size = np.dtype(dtype).itemsize * rows * columns
     if size < SMALLEST:
-        return np.empty((rows, columns))
-    return np.frombuffer(mmap.mmap(-1, size), np.float64).reshape(rows, columns)
+        return np.empty((rows, columns), dtype)
+    return np.frombuffer(mmap.mmap(-1, size), dtype).reshape(rows, columns)
 
 
 def map_under(array: np.ndarray) -> mmap.mmap | None:
     """Return the map that an array of `make_room` lies in, if it fills it; else None."""
     base: object = array
-    while isinstance(base, np.ndarray):
-        base = base.base
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.obj if isinstance(base, memoryview) else base.base
     is_whole = isinstance(base, mmap.mmap) and len(base) == array.nbytes
     if not is_whole or not array.flags.c_contiguous:
         return None
@@ -45,8 +46,9 @@ def give_back(room: mmap.mmap, used: int) -> None:
 class RowBlocks:
     """Collects rows [n, columns] whose total number is not known before."""
 
-    def __init__(self, columns: int) -> None:
+    def __init__(self, columns: int, dtype: DTypeLike = np.float64) -> None:
         self.columns = columns
+        self.dtype = dtype
         self.count = 0
         self.blocks: list[np.ndarray] = []
 
@@ -56,7 +58,7 @@ class RowBlocks:
         while taken < len(rows):
             place = self.count % ROWS_PER_BLOCK
             if place == 0:
-                self.blocks.append(make_room(ROWS_PER_BLOCK, self.columns))
+                self.blocks.append(make_room(ROWS_PER_BLOCK, self.columns, self.dtype))
             part = rows[taken : taken + ROWS_PER_BLOCK - place]
             self.blocks[-1][place : place + len(part)] = part
             taken += len(part)
@@ -64,7 +66,7 @@ class RowBlocks:
 
     def join(self) -> np.ndarray:
         """Return all rows as one array; the blocks are given up one by one."""
-        joined = make_room(self.count, self.columns)
+        joined = make_room(self.count, self.columns, self.dtype)
         for begin in range(0, self.count, ROWS_PER_BLOCK):
             block = self.blocks[begin // ROWS_PER_BLOCK]
             end = min(begin + ROWS_PER_BLOCK, self.count)
@@ -72,3 +74,18 @@ class RowBlocks:
             self.blocks[begin // ROWS_PER_BLOCK] = np.empty(0)
         self.blocks = []
         return joined
+
+
+class Numbers:
+    """Collects numbers [n] whose total number is not known before."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self.rows = RowBlocks(1, dtype)
+
+    def append(self, numbers: np.ndarray) -> None:
+        """Add some numbers."""
+        self.rows.append(numbers[:, None])
+
+    def join(self) -> np.ndarray:
+        """Return all numbers as one array."""
+        return self.rows.join().reshape(-1)

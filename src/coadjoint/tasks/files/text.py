@@ -8,7 +8,7 @@ import io
 import itertools
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import IO
 
@@ -20,11 +20,11 @@ from .dates import is_date
 from .index import UNNAMED, IndexColumn, find_index, is_asked_for
 from .packed import table_suffix
 from .parsing import is_number, parse_numbers, parse_times, parse_whole
-from .room import RowBlocks
+from .room import Numbers, RowBlocks
 from .sheet import CELLS_LISTED, Options, Problems, Sheet
 from .source import LoadedFile, decode_utf8, open_file, refuse_other_format
 from .table import AUTO, DATE_NAMES, USUAL_NAMES, assign_roles, sheet_from_columns
-from .texts import TextCollector, WordCollector
+from .texts import NumberTexts, TextCollector, WordCollector
 from .wide import choose_steps, counts_up
 from .words import Survey, choose_categorical, complain_of_words
 
@@ -307,7 +307,7 @@ def read_columns(
     columns = TableColumns()
     collectors = {name: WordCollector() for name in words}
     times = TimeCollector()
-    lines: list[np.ndarray] = []
+    lines = Numbers(np.uint32)
     for block_lines, block in rows.blocks():
         cells = list(zip(*block, strict=True))
         rows_of_block = np.zeros((len(block), len(place)))
@@ -330,7 +330,7 @@ def read_columns(
             collectors[name].add(list(map(str.strip, cells[index[name]])))
         if roles.time:
             times.add(list(map(str.strip, cells[index[roles.time]])))
-        lines.append(np.array(block_lines, np.int32 if block_lines[-1] < 2**31 else np.int64))
+        lines.append(np.array(block_lines))
     of_words = {name for name, survey in surveys.items() if survey.is_of_words}
     usable = [name for name in roles.features if name not in of_words]
     for name, of_cells in complaints.items():
@@ -345,9 +345,9 @@ def read_columns(
         unlisted = wrong_cells[name] - min(len(of_cells), CELLS_LISTED)
         if unlisted:
             problems.add(of_cells[0], ("cells", name), unlisted)
-    if not lines:  # every row was unusable, and is among the problems
+    if not lines.rows.count:  # every row was unusable, and is among the problems
         problems.raise_if_any()
-    columns.lines = np.concatenate(lines)
+    columns.lines = lines.join()
     columns.inputs = inputs.join()
     columns.numbers = {name: np.concatenate(blocks) for name, blocks in targets.items()}
     for name in numeric:
@@ -355,8 +355,7 @@ def read_columns(
             columns.numbers[name] = columns.inputs[:, place[name]]
     columns.words = {name: collector.collected() for name, collector in collectors.items()}
     if roles.time:
-        columns.stamps = times.texts.collected()
-        columns.time = times.whole_numbers()
+        columns.stamps, columns.time = times.collected()
     return columns
 
 
@@ -367,23 +366,36 @@ class TimeCollector:
     """
 
     def __init__(self) -> None:
-        self.texts = TextCollector()
-        self.numbers: list[np.ndarray] | None = []
+        self.numbers: Numbers | None = Numbers(np.int64)
+        self.texts: TextCollector | None = None  # as long as numbers are written like themselves
 
     def add(self, cells: list[str]) -> None:
         """Add some cells."""
-        self.texts.add(cells)
         numbers = None
-        if self.numbers or not is_date(next(filter(None, cells), "")):
+        if self.numbers is not None and not is_date(next(filter(None, cells), "")):
             numbers = parse_whole(cells)
+        is_plain = numbers is not None and list(map(str, numbers.tolist())) == cells
+        if self.texts is None and not is_plain:
+            assert self.numbers is not None
+            before = self.numbers.join()
+            self.texts = TextCollector()
+            self.texts.add(list(map(str, before.tolist())))
+            self.numbers = Numbers(np.int64)
+            self.numbers.append(before)
+        if self.texts is not None:
+            self.texts.add(cells)
         if self.numbers is not None and numbers is not None:
             self.numbers.append(numbers)
         else:
             self.numbers = None
 
-    def whole_numbers(self) -> np.ndarray | None:
-        """The times, if all of them are whole numbers."""
-        return None if self.numbers is None else np.concatenate(self.numbers)
+    def collected(self) -> tuple[Sequence[str], np.ndarray | None]:
+        """The times as they are written, and as whole numbers if all of them are such."""
+        numbers = None if self.numbers is None else self.numbers.join()
+        if self.texts is not None:
+            return self.texts.collected(), numbers
+        assert numbers is not None
+        return NumberTexts(numbers, lambda values: list(map(str, values.tolist()))), numbers
 
 
 def survey_columns(rows: TextRows, names: Iterable[str], options: Options) -> dict[str, Survey]:

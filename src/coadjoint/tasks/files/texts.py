@@ -7,10 +7,12 @@ NumberTexts  numbers or times, written as text when they are asked for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import overload
 
 import numpy as np
+
+from .room import Numbers
 
 Places = np.ndarray | slice  # of texts in a list
 
@@ -32,10 +34,10 @@ class Texts(Sequence[str]):
     @overload
     def __getitem__(self, key: int) -> str: ...
     @overload
-    def __getitem__(self, key: slice) -> Texts: ...
+    def __getitem__(self, key: slice | np.ndarray) -> Texts: ...
 
-    def __getitem__(self, key: int | slice) -> str | Texts:
-        if isinstance(key, slice):
+    def __getitem__(self, key: int | slice | np.ndarray) -> str | Texts:
+        if isinstance(key, slice | np.ndarray):
             return self.take(key)
         place = range(len(self))[key]
         return self.take(slice(place, place + 1)).to_list()[0]
@@ -65,12 +67,23 @@ class Words(Texts):
         self.numbers = numbers
         self.different = different
 
+    dtype = np.dtype(object)  # as an array of strings would have
+
     def __len__(self) -> int:
         return len(self.numbers)
 
     def take(self, places: Places) -> Words:
-        """Return the words at these places."""
+        """Return the words at these places, or where `places` is true."""
         return Words(self.numbers[places], self.different)
+
+    @property
+    def present(self) -> list[str]:
+        """The different words that the list holds."""
+        return [self.different[i] for i in np.unique(self.numbers).tolist()]
+
+    def renamed(self, names: Mapping[str, str]) -> Words:
+        """Return the list with other words."""
+        return Words(self.numbers, [names[word] for word in self.different])
 
     def to_list(self) -> list[str]:
         """Return all words as strings."""
@@ -82,7 +95,7 @@ class WordCollector:
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
-        self.parts: list[np.ndarray] = []
+        self.numbers = Numbers(np.int32)
 
     def add(self, words: Sequence[str]) -> None:
         """Add some words."""
@@ -90,19 +103,17 @@ class WordCollector:
         for word in dict.fromkeys(words):
             if word not in known:
                 known[word] = len(known)
-        self.parts.append(np.fromiter(map(known.__getitem__, words), np.int32, len(words)))
+        self.numbers.append(np.fromiter(map(known.__getitem__, words), np.int32, len(words)))
 
     def collected(self) -> Words:
         """Return all words."""
-        numbers = np.concatenate([np.zeros(0, np.int32), *self.parts])
-        self.parts = []
-        return Words(numbers, list(self.known))
+        return Words(self.numbers.join(), list(self.known))
 
 
 class PackedTexts(Texts):
     """Texts one after the other in UTF-8; ends [N] says where each ends."""
 
-    def __init__(self, packed: bytes, ends: np.ndarray, places: np.ndarray | None = None) -> None:
+    def __init__(self, packed: bytes | bytearray, ends: np.ndarray, places: np.ndarray | None = None) -> None:
         self.packed = packed
         self.ends = ends
         self.places = places  # of those that this list holds; None for all
@@ -134,7 +145,7 @@ class TextCollector:
 
     def __init__(self) -> None:
         self.packed = bytearray()
-        self.ends: list[np.ndarray] = []
+        self.ends = Numbers(np.int64)
 
     def add(self, texts: Sequence[str]) -> None:
         """Add some texts."""
@@ -148,8 +159,7 @@ class TextCollector:
 
     def collected(self) -> PackedTexts:
         """Return all texts."""
-        ends = np.concatenate([np.zeros(0, np.int64), *self.ends])
-        return PackedTexts(bytes(self.packed), ends)
+        return PackedTexts(self.packed, self.ends.join())
 
 
 class NumberTexts(Texts):
