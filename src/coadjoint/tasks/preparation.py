@@ -179,12 +179,12 @@ def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
     """
     number = {word: float(k) for k, word in enumerate(labels)} | {"": math.nan}
     words = label_words(sheet)
-    used, first_rows = np.unique(words.numbers, return_index=True)
     problems = Problems(sheet.path)
-    for k, i in sorted(zip(used.tolist(), first_rows.tolist(), strict=True), key=lambda p: p[1]):
-        word = words.different[k]
-        if word in number:
+    for k, word in enumerate(words.different):
+        is_used = word not in number and bool((words.numbers == k).any())
+        if not is_used:
             continue
+        i = int(np.argmax(words.numbers == k))
         # Entry i belongs to row i, or to sequence i, which is named by its first row.
         row = i if sheet.y_per == "step" else int(sheet.starts[i])
         problems.add(

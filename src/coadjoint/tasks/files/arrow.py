@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import DataError, one_line
-from .parquet import ROWS_OF_COLUMN, ParquetRows, import_pyarrow, read_typed
+from .parquet import ROWS_OF_COLUMN, BatchOfRows, ParquetRows, import_pyarrow, read_typed
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, refuse_if_too_large
 
@@ -105,6 +105,13 @@ class ArrowRows(ParquetRows):
         """Whole columns, as arrays of pyarrow."""
         table = self._open([self.names.index(name) for name in names]).read_all()
         return self.checked_columns(table, names)
+
+    def batches(self, names: list[str], size: int) -> Iterator[BatchOfRows]:
+        """Some columns, at most `size` rows at a time."""
+        for batch in self.iter_batches(size, names):
+            for begin in range(0, batch.num_rows, size):
+                yield BatchOfRows(self, batch.slice(begin, size))
+            self._forget_pages()
 
     def read_column(self, name: str) -> Iterator[Arrow]:
         """A column in parts, as arrays of pyarrow whose values can be read."""

@@ -55,6 +55,44 @@ class TypedTable(Protocol):
         """What the cells of those of these columns hold that are of text."""
 
 
+class ColumnReader(Protocol):
+    """What columns are read from: a file, or some of its rows."""
+
+    pa: Arrow
+    schema: Arrow
+
+    def kind(self, name: str) -> str:
+        """What a column can hold."""
+
+    def type_name(self, name: str) -> str:
+        """The type of a column, for messages."""
+
+    def read_column(self, name: str) -> Iterator[Arrow]:
+        """A column in parts, as arrays of pyarrow whose values can be read."""
+
+
+class BatchOfRows:
+    """Some rows of a file with typed columns."""
+
+    def __init__(self, file: ParquetRows, batch: Arrow) -> None:
+        self.file = file
+        self.pa = file.pa
+        self.schema = file.schema
+        self.batch = batch
+
+    def kind(self, name: str) -> str:
+        """What a column can hold."""
+        return self.file.kind(name)
+
+    def type_name(self, name: str) -> str:
+        """The type of a column, for messages."""
+        return self.file.type_name(name)
+
+    def read_column(self, name: str) -> Iterator[Arrow]:
+        """The part of a column that is in these rows."""
+        yield self.batch.column(self.batch.schema.get_field_index(name))
+
+
 class ParquetRows:
     """A Parquet file: iterate for (number, cells) of its rows, or read whole columns.
 
@@ -106,6 +144,12 @@ class ParquetRows:
     def read_columns(self, names: list[str]) -> dict[str, Arrow]:
         """Whole columns, as arrays of pyarrow."""
         return self.checked_columns(self.file.read(columns=names), names)
+
+    def batches(self, names: list[str], size: int) -> Iterator[BatchOfRows]:
+        """Some columns, at most `size` rows at a time."""
+        for batch in self.file.iter_batches(batch_size=size, columns=names, use_threads=False):
+            batch.validate(full=True)
+            yield BatchOfRows(self, batch)
 
     def read_column(self, name: str) -> Iterator[Arrow]:
         """A column in parts, as arrays of pyarrow whose values can be read."""
@@ -308,16 +352,33 @@ def make_sheet(
     def where(row: int, column: str) -> str:
         return f"{file.place(row)} column '{one_line(column)}'"
 
-    count = file.count
-    kind_of_line = np.int32 if count < 2**31 - 1 else np.int64
-    columns = TableColumns(lines=np.arange(1, count + 1, dtype=kind_of_line))
+    columns = typed_columns(file, file.count, 1, roles, options, problems, where)
+    problems.raise_if_any()
+    return sheet_from_columns(source, roles, columns, options, problems, where)
+
+
+def typed_columns(
+    file: ColumnReader,
+    count: int,
+    first: int,
+    roles: Roles,
+    options: Options,
+    problems: Problems,
+    where: Callable[[int, str], str],
+) -> TableColumns:
+    """The columns of `count` rows that have a role. They are read one by one, each in parts.
+
+    first: the number of the first row; where: puts a row and a column in words.
+    """
+    kind_of_line = np.int32 if first + count < 2**31 else np.int64
+    columns = TableColumns(lines=np.arange(first, first + count, dtype=kind_of_line))
     columns.inputs = make_room(count, len(roles.features))
     for name in used_columns(roles):
         kind = file.kind(name)
         is_target = name in roles.targets
         is_label = is_target and (kind in ("words", "bool") or options.kind == "classify")
         if name == roles.time:
-            read_times(file, name, columns, options, problems, where)
+            read_times(file, name, columns, options, problems, where, first)
         elif name == roles.id or name in roles.categorical or is_label:
             collector = WordCollector()
             for array in file.read_column(name):
@@ -325,7 +386,7 @@ def make_sheet(
             columns.words[name] = collector.collected()
         elif is_target and options.kind is None:
             problems.add(
-                f"{source.path} column '{one_line(name)}': the target holds numbers "
+                f"{problems.path} column '{one_line(name)}': the target holds numbers "
                 f"({file.type_name(name)}). {KIND_ADVICE}"
             )
         else:
@@ -336,23 +397,25 @@ def make_sheet(
                 values[begin : begin + len(array)], inexact = to_numbers(file.pa, array)
                 for row, value in inexact:
                     complaint = f"{explain_inexact(value)}{or_without_column(options)}."
-                    problems.add(f"{where(begin + row + 1, name)}: {complaint}", ("exact", name))
+                    place = where(first + begin + row, name)
+                    problems.add(f"{place}: {complaint}", ("exact", name))
                 begin += len(array)
-    problems.raise_if_any()
-    return sheet_from_columns(source, roles, columns, options, problems, where)
+    return columns
 
 
 def read_times(
-    file: ParquetRows,
+    file: ColumnReader,
     name: str,
     columns: TableColumns,
     options: Options,
     problems: Problems,
     where: Callable[[int, str], str],
+    first: int = 1,
 ) -> None:
     """Put the time column into `columns`: numbers, or dates as microseconds since 1970.
 
-    name: that of the column; where: puts a row, counted from 1, and a column in words.
+    name: that of the column; where: puts a row and a column in words; first: the number of the
+    first row.
     """
     pa = file.pa
     if file.kind(name) == "words":
@@ -365,13 +428,13 @@ def read_times(
         columns.has_dates = times.has_dates
         columns.date_order = times.order
         for i, complaint in times.wrong:
-            problems.add(f"{where(i + 1, name)}: {complaint}", "time")
+            problems.add(f"{where(first + i, name)}: {complaint}", "time")
         return
     arrow_type = file.schema.field(name).type
     columns.has_dates = file.kind(name) == "time"
     as_written: list[np.ndarray] = []  # the numbers that are written as text
     times_in_parts: list[np.ndarray] = []
-    begin = 1
+    begin = first
     for array in file.read_column(name):
         for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
             place = where(int(row) + begin, name)

@@ -28,7 +28,7 @@ from .texts import NumberTexts, TextCollector, WordCollector
 from .wide import choose_steps, counts_up
 from .words import Survey, choose_categorical, complain_of_words
 
-ROWS_PER_BLOCK = 1 << 12  # turned into numbers at a time, so that the text of few rows is in memory
+ROWS_PER_BLOCK = 1 << 11  # turned into numbers at a time, so that the text of few rows is in memory
 BYTES_PER_PART = 1 << 16  # of a stream that are read at a time
 LONGEST_LINE = 1 << 20  # bytes of a line of a stream
 LONGEST_IN_FILE = 1 << 28  # of a line of a file: of a wide table it may hold many steps

@@ -14,6 +14,7 @@ import numpy as np
 
 from .room import Numbers
 
+NUMBERS_COUNTED = 1 << 16  # at a time
 Places = np.ndarray | slice  # of texts in a list
 
 
@@ -79,7 +80,11 @@ class Words(Texts):
     @property
     def present(self) -> list[str]:
         """The different words that the list holds."""
-        return [self.different[i] for i in np.unique(self.numbers).tolist()]
+        counts = np.zeros(len(self.different), np.int64)
+        for begin in range(0, len(self), NUMBERS_COUNTED):
+            part = self.numbers[begin : begin + NUMBERS_COUNTED]
+            counts += np.bincount(part, minlength=len(counts))
+        return [word for word, count in zip(self.different, counts, strict=True) if count]
 
     def renamed(self, names: Mapping[str, str]) -> Words:
         """Return the list with other words."""
