@@ -18,12 +18,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ConfigError, DataError, one_line
+from .blocks import block_slices
 from .cutting import Part
 from .description import Description, Gap
 from .files.sheet import Sheet, quote_names
 from .files.table import AUTO
 from .files.words import recur_too_rarely
-from .row_blocks import block_slices, chosen_inputs
+from .prepared import StoredSheet, renumber_stored
+from .row_blocks import chosen_inputs
 
 MOST_WORDS = 256  # inputs of a column; rarer words share one
 MOST_BYTES = 4 << 30  # of the inputs of a file
@@ -40,14 +42,19 @@ def align_categories(sheets: Mapping[str, Sheet]) -> dict[str, Sheet]:
         if not sheet.categories:
             aligned[split] = sheet
             continue
-        u = sheet.u.copy()
+        is_stored = isinstance(sheet, StoredSheet)
+        u = sheet.u if is_stored else sheet.u.copy()
         categories = {}
         for name, words in sheet.categories.items():
             numbers = known.setdefault(name, {})
             new = np.array([numbers.setdefault(word, len(numbers)) for word in words] + [0])
+            categories[name] = tuple(numbers)
+            if isinstance(sheet, StoredSheet):
+                sheet = renumber_stored(sheet, name, new)
+                u = sheet.u
+                continue
             column = sheet.features.index(name)
             u[:, column] = renumber(u[:, column], new)
-            categories[name] = tuple(numbers)
         aligned[split] = replace(sheet, u=u, categories=categories)
     return aligned
 

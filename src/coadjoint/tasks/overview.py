@@ -12,10 +12,11 @@ import numpy as np
 
 from ..errors import one_line
 from .ahead import ahead_of
+from .blocks import block_slices
 from .cutting import Part, PreparedSheet
 from .description import Description, JsonDict
 from .files.sheet import Sheet
-from .row_blocks import block_slices, count_gaps
+from .prepared import StoredSheet, gaps_in
 from .step_range import StepRange
 
 NAMES_SHOWN = 12  # features, targets or classes in a line
@@ -257,7 +258,7 @@ def overview_of_gaps(
 ) -> GapOverview:
     """Return how many values were missing, and what was done about them."""
     policy = str(description.reading.get("missing", "refuse"))
-    values = sum(int(count_gaps(sheet.u).sum()) for sheet in sheets.values())
+    values = sum(int(gaps_in(sheet).sum()) for sheet in sheets.values())
     lost = 0
     for name, sheet in sheets.items():
         after = cuts[name].sheet
@@ -285,7 +286,8 @@ def count_classes(parts: Mapping[str, Part], description: Description) -> dict[s
         return {}
     counts = np.zeros(len(description.labels), np.int64)
     for part in parts.values():
-        for target in part.targets(description.at):
+        for i in range(len(part.chosen)):
+            target = part.target(i, description.at)
             known = target[~np.isnan(target)].astype(np.int64)
             counts += np.bincount(known, minlength=len(counts))
     return dict(zip(description.labels, counts.tolist(), strict=True))
@@ -331,6 +333,10 @@ def equal_steps(sheet: Sheet) -> dict[str, float]:
     """
     if sheet.shape is not None and len(sheet.shape) > 1:
         return {}  # images and other arrays
+    if isinstance(sheet, StoredSheet):
+        assert sheet.about is not None
+        known: dict[str, float] = sheet.about["equal_steps"]
+        return {name: known[name] for name in sheet.features if name in known}
     steps = StepRange(len(sheet.features))
     starts = sheet.starts if sheet.shape is None else np.zeros(1, np.int64)
     for block in block_slices(len(sheet.u), len(sheet.features)):

@@ -14,6 +14,7 @@ from .description import ColumnNames, Description
 from .files.sheet import Options, Problems, Sheet, quote_names
 from .files.texts import WordCollector, Words
 from .memory import Source, read_source
+from .prepared import StoredSheet, encode_stored_labels, stored_labels
 
 ROWS_COMPARED = 1 << 14  # at a time
 REAL_LABEL = re.compile(
@@ -129,7 +130,10 @@ def kind_of(sheet: Sheet) -> str:
 
 def labels_in(sheet: Sheet) -> list[str]:
     """Return the classes in the target column of a sheet."""
-    return labels_of(label_words(sheet).present, f"{sheet.path} column '{one_line(sheet.targets[0])}'")
+    where = f"{sheet.path} column '{one_line(sheet.targets[0])}'"
+    if isinstance(sheet, StoredSheet):
+        return labels_of(stored_labels(sheet), where)
+    return labels_of(label_words(sheet).present, where)
 
 
 def label_words(sheet: Sheet) -> Words:
@@ -177,6 +181,8 @@ def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
     labels: the classes, in the order of their numbers. y is then [N, 1], or [n, 1] with a label for
     each sequence. A label that does not occur in the training file is refused.
     """
+    if isinstance(sheet, StoredSheet):
+        return encode_stored_labels(sheet, labels)
     number = {word: float(k) for k, word in enumerate(labels)} | {"": math.nan}
     words = label_words(sheet)
     problems = Problems(sheet.path)
@@ -215,11 +221,7 @@ def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
         return "last"
     if at:
         return at
-    assert sheet.y is not None
-    # The least and largest target of each sequence; NaN if all are missing.
-    low = np.fmin.reduceat(sheet.y, sheet.starts)
-    high = np.fmax.reduceat(sheet.y, sheet.starts)
-    is_constant_within = bool((np.isnan(low) | (low == high)).all())
+    is_constant_within = is_target_constant_within(sheet)
     if is_constant_within and len(sheet.lengths) > 1:
         return "last"
     why = "the target changes within sequences"
@@ -238,6 +240,17 @@ def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
     )
 
 
+def is_target_constant_within(sheet: Sheet) -> bool:
+    """Tell whether no sequence has two different targets."""
+    if isinstance(sheet, StoredSheet):
+        assert sheet.about is not None
+        return not sheet.about["target_changes"]
+    # The least and largest target of each sequence; NaN if all are missing.
+    low = np.fmin.reduceat(sheet.y, sheet.starts)
+    high = np.fmax.reduceat(sheet.y, sheet.starts)
+    return bool((np.isnan(low) | (low == high)).all())
+
+
 def notes_on_single_rows(sheet: Sheet) -> list[str]:
     """Return a note on sequences of one row each, which may be meant as samples."""
     if sheet.shape is not None or len(sheet.lengths) < 2 or sheet.lengths.max() > 1:
@@ -250,8 +263,8 @@ def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:
 
     labels: the classes that the numbers in the target stand for; none in a regression.
     """
-    if kind in ("next", "reconstruct"):
-        return
+    if kind in ("next", "reconstruct") or isinstance(sheet, StoredSheet):
+        return  # of a prepared set it was refused when it was written
     y = sheet.y
     assert y is not None
     values = None
@@ -290,8 +303,14 @@ def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) ->
 
     Samples without time are dropped whole, and cannot be filled from a row before.
 
-    Irregular time steps are refused if `irregular` is "refuse".
+    Irregular time steps are refused if `irregular` is "refuse". Gaps of a prepared set were dealt
+    with when it was written.
     """
+    if isinstance(sheet, StoredSheet):
+        assert sheet.about is not None
+        if irregular == "refuse" and sheet.about["uneven"]:
+            raise DataError(sheet.about["uneven"])
+        return sheet
     if missing == "drop" and sheet.shape is not None:
         sheet = drop_samples(sheet)
     elif missing == "drop":

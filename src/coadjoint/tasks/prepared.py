@@ -19,11 +19,12 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from ..errors import ConfigError, DataError, error_text, one_line
+from .blocks import count_gaps
 from .description import PathLike, are_different_words, are_finite, are_words
 from .files.numpy_files import ExpectedArray
 from .files.sheet import KINDS, MISSING, Options, Sheet, quote_names
@@ -73,8 +74,11 @@ class PreparedSet:
     def whole(self, name: str) -> np.ndarray:
         """Return a small array as whole numbers."""
         rows = self.array(name)
-        values = np.concatenate([rows[:0], *(rows[b] for b in slices(len(rows)))])
-        return values.astype(np.int64)
+        parts = [rows[:0].astype(np.int64)]
+        for block in slices(len(rows)):
+            parts.append(rows[block].astype(np.int64))
+        values = np.concatenate(parts)
+        return values.reshape(self.about["arrays"][name]["shape"])
 
     def check_digests(self, progress: Callable[[int], None] = lambda count: None) -> None:
         """Compare the values of every array with their SHA-256 sums."""
@@ -339,6 +343,76 @@ def show(value: object) -> str:
     """Return the value of an option as it is given."""
     text = ",".join(value) if isinstance(value, tuple) else str(value)
     return one_line(text) or "''"
+
+
+def gaps_in(sheet: Sheet) -> np.ndarray:
+    """Return how many values of each feature are missing, [C]."""
+    if not isinstance(sheet, StoredSheet):
+        return count_gaps(sheet.u)
+    assert sheet.about is not None
+    known = dict(zip(sheet.about["features"], sheet.about["moments"]["missing"], strict=True))
+    return np.array([known[name] for name in sheet.features])
+
+
+def renumber_stored(sheet: StoredSheet, name: str, new: np.ndarray) -> StoredSheet:
+    """Return the sheet with new[k] in place of the number k of a word in the column `name`."""
+    rows = cast(StoredRows, sheet.u)
+    column = sheet.features.index(name)
+    before = rows.renamed[column]
+    renamed = {**rows.renamed, column: new[before.astype(np.int64)]}
+    return replace(sheet, u=cast(np.ndarray, rows.changed(rows.columns, renamed, False)))
+
+
+def stored_labels(sheet: StoredSheet) -> list[str]:
+    """Return the labels of a set, in the order of their numbers."""
+    assert sheet.about is not None
+    labels: list[str] = sheet.about["labels"]
+    return labels
+
+
+def encode_stored_labels(sheet: StoredSheet, labels: list[str]) -> StoredSheet:
+    """Return the sheet with labels as class numbers; labels: the classes in their order."""
+    number = {word: float(k) for k, word in enumerate(labels)}
+    unseen = [word for word in stored_labels(sheet) if word not in number]
+    if unseen:
+        raise DataError(
+            f"{sheet.path}: label '{one_line(unseen[0])}' does not occur in the training file, "
+            f"whose labels are {quote_names(labels)}."
+        )
+    codes = np.array([number[word] for word in stored_labels(sheet)])
+    return replace(sheet, y=sheet.y.changed(None, {0: codes}, False))
+
+
+class Reading(NamedTuple):
+    """What a prepared set settles of the options of `Data.read`."""
+
+    kind: str | None
+    missing: str
+    irregular: str
+    reading: JsonObject
+
+
+def settle_reading(
+    train: object, kind: str | None, missing: str, irregular: str, gaps: bool
+) -> Reading | None:
+    """Return how a prepared training set was read; None for other data.
+
+    missing, irregular: as asked for; gaps, which need all times at once, are refused.
+    """
+    if not is_prepared(train):
+        return None
+    about = open_prepared(cast(PathLike, train)).about
+    if gaps:
+        raise ConfigError(
+            "--gaps measures the usual time step of training, for which all times would have to be "
+            "in memory: it is not for prepared sets. Leave it out."
+        )
+    reading = about["reading"]
+    if missing == "refuse":
+        missing = reading["missing"]
+    if irregular == "refuse":
+        irregular = reading["irregular"]
+    return Reading(kind or about["kind"], missing, irregular, reading)
 
 
 def in_memory(sheet: StoredSheet, max_bytes: int) -> Sheet:

@@ -6,13 +6,14 @@ not go on in another file. Without an id column each file is one sequence.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,8 @@ from .array_files import ArrayWriter
 from .chunks import open_table, out_of_order
 from .description import PathLike
 from .files.sheet import Options, Sheet, quote_names
-from .prepared import DESCRIPTION, FORMAT
 from .preparation import carried_forward, kind_of, label_words
+from .prepared import DESCRIPTION, FORMAT
 from .step_range import StepRange
 
 STEPS_LOOKED_AT = 1 << 20  # whose median is the usual time step
@@ -66,6 +67,28 @@ class Moments:
             "largest": np.nan_to_num(self.largest).tolist(),
             "missing": (self.rows - self.count).tolist(),
         }
+
+
+class Rows(NamedTuple):
+    """Rows to be written.
+
+    u [n, C]: with the common numbers of words; y [n, k]: targets as they are stored; values [n, k]:
+    targets as numbers, NaN where they are none; time [n].
+    """
+
+    u: np.ndarray
+    y: np.ndarray | None
+    values: np.ndarray | None
+    time: np.ndarray | None
+
+    def part(self, chosen: slice | np.ndarray) -> Rows:
+        """Return some of the rows."""
+        return Rows(*(None if array is None else array[chosen] for array in self))
+
+    @classmethod
+    def joined(cls, parts: list[Rows]) -> Rows:
+        """Return rows one after the other."""
+        return cls(*(None if arrays[0] is None else np.concatenate(arrays) for arrays in zip(*parts)))
 
 
 class Preparing:
@@ -171,23 +194,34 @@ class Preparing:
 
     def _add(self, sheet: Sheet) -> None:
         """Write a chunk of rows; its first sequence may go on from the chunk before."""
-        assert self.first is not None
-        u = self._with_common_words(sheet)
-        y = None if sheet.y is None else self._numbers_of_targets(sheet)
-        values = None if sheet.y is None else self._values_of_targets(sheet)
+        chunk = Rows(
+            self._with_common_words(sheet),
+            None if sheet.y is None else self._numbers_of_targets(sheet),
+            None if sheet.y is None else self._values_of_targets(sheet),
+            sheet.time,
+        )
+        kept: list[Rows] = []
+        begun: list[int] = []  # rows of the chunk that begin a sequence
+        before = self.rows
         for i, name in enumerate(sheet.ids):
             start = int(sheet.starts[i])
-            stop = start + int(sheet.lengths[i])
-            rows = slice(start, stop)
+            rows = slice(start, start + int(sheet.lengths[i]))
             if name != self.id:
                 self._end_sequence()
                 self._begin_sequence(name, sheet, start)
+                begun.append(self.rows - before)
             elif sheet.time is not None:
                 self._check_time(sheet, start)
-            of_targets = None if y is None else y[rows]
-            time = None if sheet.time is None else sheet.time[rows]
-            of_values = None if values is None else values[rows]
-            self._add_rows(sheet, rows, u[rows], of_targets, of_values, time)
+            if sheet.time is not None:
+                self.last_time = sheet.time[rows.stop - 1]
+            taken = self._without_gaps(sheet, rows, chunk.part(rows))
+            self._look_at_sequence(taken)
+            kept.append(taken)
+            self.rows += len(taken.u)
+        if self.options.missing in ("drop", "ffill"):
+            chunk = Rows.joined(kept)
+        if len(chunk.u):
+            self._write(chunk, np.array(begun, np.int64), sheet)
 
     def _begin_sequence(self, name: str, sheet: Sheet, row: int) -> None:
         """Begin a sequence, whose id must be new."""
@@ -219,46 +253,48 @@ class Preparing:
             )
         raise out_of_order(place)
 
-    def _add_rows(
-        self,
-        sheet: Sheet,
-        rows: slice,
-        u: np.ndarray,
-        y: np.ndarray | None,
-        values: np.ndarray | None,
-        time: np.ndarray | None,
-    ) -> None:
-        """Write rows of the present sequence.
-
-        u [n, C]: with the common numbers of words; y [n, k]: as they are stored; values [n, k]:
-        targets as numbers, NaN where they are none.
-        """
-        if time is not None:
-            self.last_time = time[-1]
+    def _without_gaps(self, sheet: Sheet, rows: slice, part: Rows) -> Rows:
+        """Return rows of the present sequence with gaps filled, or left out, as asked for."""
         if self.options.missing == "ffill":
-            u = self._filled(sheet, rows, u)
-        if self.options.missing == "drop":
-            keep = ~np.isnan(u).any(1)
-            self.lost += int((~keep).sum())
-            u = u[keep]
-            y = None if y is None else y[keep]
-            values = None if values is None else values[keep]
-            time = None if time is None else time[keep]
-        if not len(u):
-            return
-        self.moments.add(u)
-        is_first = self.rows == self.begin
-        self.steps.add(u, np.zeros(1 if is_first else 0, np.int64))
-        self._write_inputs(u, sheet, rows.start)
-        self.hash.update(np.ascontiguousarray(u).tobytes())
-        if y is not None and values is not None:
-            self.arrays["y"].append(y)
-            self._look_at_targets(y, values, u)
-        if time is not None:
-            self.arrays["time"].append(time)
-        self.rows += len(u)
+            return part._replace(u=self._filled(sheet, rows, part.u))
+        if self.options.missing != "drop":
+            return part
+        keep = ~np.isnan(part.u).any(1)
+        self.lost += int((~keep).sum())
+        return part.part(keep)
 
-    def _write_inputs(self, u: np.ndarray, sheet: Sheet, row: int) -> None:
+    def _look_at_sequence(self, rows: Rows) -> None:
+        """Take the hash of rows of the present sequence, and notice targets that change."""
+        if not len(rows.u):
+            return
+        self.hash.update(np.ascontiguousarray(self._with_hashed_words(rows.u)).tobytes())
+        y = rows.y
+        if y is None or self.target_changes:
+            return
+        numbers = np.where(y < 0, np.nan, y) if y.dtype.kind == "i" else y
+        low = np.fmin.reduce(numbers)
+        high = np.fmax.reduce(numbers)
+        if self.target_range is not None:
+            low = np.fmin(low, self.target_range[0])
+            high = np.fmax(high, self.target_range[1])
+        self.target_range = (low, high)
+        self.target_changes = bool(((low != high) & ~np.isnan(low)).any())
+
+    def _write(self, chunk: Rows, begun: np.ndarray, sheet: Sheet) -> None:
+        """Write a chunk of rows; begun: which of them begin a sequence."""
+        self.moments.add(chunk.u)
+        self.steps.add(chunk.u, begun[begun < len(chunk.u)])
+        self._write_inputs(chunk.u, sheet)
+        if chunk.y is not None and chunk.values is not None:
+            self.arrays["y"].append(chunk.y)
+            assert self.equals_input is not None
+            for k, j in np.argwhere(self.equals_input):
+                same = np.array_equal(chunk.values[:, k], chunk.u[:, j], equal_nan=True)
+                self.equals_input[k, j] = same
+        if chunk.time is not None:
+            self.arrays["time"].append(chunk.time)
+
+    def _write_inputs(self, u: np.ndarray, sheet: Sheet) -> None:
         """Write inputs; numbers that do not fit the type of the array are refused."""
         array = self.arrays["u"]
         stored = u.astype(array.dtype)
@@ -267,7 +303,7 @@ class Preparing:
             if len(wrong):
                 j = int(wrong[0][1])
                 raise DataError(
-                    f"{sheet.place(row + int(wrong[0][0]), self.features[j])}: "
+                    f"{sheet.path} column '{one_line(self.features[j])}': "
                     f"{u[tuple(wrong[0])]:.17g} needs 64 bits, but the columns of the first file "
                     "have 32. Give the files the same types."
                 )
@@ -288,22 +324,6 @@ class Preparing:
             )
         self.last_row = filled[-1]
         return filled
-
-    def _look_at_targets(self, y: np.ndarray, values: np.ndarray, u: np.ndarray) -> None:
-        """Notice targets that change within a sequence, and those that equal an input."""
-        numbers = np.where(y < 0, np.nan, y) if y.dtype.kind == "i" else y
-        low = np.fmin.reduce(numbers)
-        high = np.fmax.reduce(numbers)
-        if self.target_range is not None:
-            low = np.fmin(low, self.target_range[0])
-            high = np.fmax(high, self.target_range[1])
-        self.target_range = (low, high)
-        self.target_changes |= bool(((low != high) & ~np.isnan(low)).any())
-        assert self.equals_input is not None
-        for k in range(values.shape[1]):
-            for j in np.flatnonzero(self.equals_input[k]):
-                same = np.array_equal(values[:, k], u[:, j], equal_nan=True)
-                self.equals_input[k, j] = same
 
     def _end_sequence(self) -> None:
         """End the present sequence; one without any row is refused."""
@@ -332,6 +352,17 @@ class Preparing:
             codes = np.where(np.isnan(u[:, j]), len(words), u[:, j]).astype(np.int64)
             u[:, j] = new[codes]
         return u
+
+    def _with_hashed_words(self, u: np.ndarray) -> np.ndarray:
+        """Return inputs with a hash in place of each word's number, which is this set's own."""
+        if not self.categories:
+            return u
+        hashed = u.copy()
+        for name, words in self.categories.items():
+            j = self.features.index(name)
+            numbers = np.array([*map(number_by_hash, words), np.nan])
+            hashed[:, j] = numbers[np.where(np.isnan(u[:, j]), len(words), u[:, j]).astype(int)]
+        return hashed
 
     def _numbers_of_targets(self, sheet: Sheet) -> np.ndarray:
         """Return targets [n, k] as they are stored: numbers, or those of labels, -1 if missing."""
@@ -429,6 +460,13 @@ class Preparing:
         if text and self.irregular == "refuse":
             raise DataError(text)
         return text
+
+
+@functools.cache
+def number_by_hash(word: str) -> float:
+    """Return a number that hardly another word has."""
+    digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=6).digest()
+    return float(int.from_bytes(digest, "little"))
 
 
 def value_of(word: str) -> float:

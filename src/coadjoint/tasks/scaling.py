@@ -10,13 +10,15 @@ import numpy as np
 
 from ..errors import DataError, one_line
 from .ahead import ahead_of
+from .blocks import block_slices
 from .cutting import Part, Piece, PreparedSheet
 from .description import Description
 from .encoding import encode_categories, encode_gap
 from .files.room import give_back, map_under
 from .files.samples import samples_of_rows
 from .files.sheet import Sheet, quote_names
-from .row_blocks import Moments, block_slices, chosen_inputs, chosen_targets, count_gaps
+from .prepared import gaps_in
+from .row_blocks import Moments, chosen_inputs, chosen_targets
 from .task import Origin, Samples, Sequences
 
 OTHER_SCALES = ", leave --standardise on, or train in float64"
@@ -26,7 +28,7 @@ def features_with_gaps(first: Sheet, cuts: dict[str, PreparedSheet]) -> list[str
     """Return the features that miss a value in any file; first: the sheet of the training file."""
     has_gap = np.zeros(len(first.features), bool)
     for cut in cuts.values():
-        has_gap |= count_gaps(cut.sheet.u) > 0
+        has_gap |= gaps_in(cut.sheet) > 0
     return names_where(first.features, has_gap)
 
 

@@ -119,9 +119,10 @@ class StoredRows:
                 raise DataError(f"{self.path} is cut off: row {start} is not there any more.")
             done += count
         rows = np.frombuffer(data, self.stored).reshape(stop - start, self.width)
-        if self.columns is not None:
+        if self.columns is not None and self.columns != tuple(range(self.width)):
             rows = rows[:, list(self.columns)]
-        values = np.array(rows, dtype=np.float64)
+        # Row by row in memory, like rows that were read at once: sums have the same bits then.
+        values = np.array(rows, dtype=np.float64, order="C")
         for column, numbers in self.renamed.items():
             codes = values[:, column]
             known = np.where(np.isnan(codes) | (codes < 0), len(numbers), codes).astype(np.int64)

@@ -17,7 +17,6 @@ from .room import make_room
 from .sheet import Options
 from .source import LoadedFile, refuse_if_too_large
 
-
 NUMBERS_PER_BLOCK = 1 << 17  # that are in memory at a time, in the type of the file
 
 

@@ -86,6 +86,10 @@ class Words(Texts):
             counts += np.bincount(part, minlength=len(counts))
         return [word for word, count in zip(self.different, counts, strict=True) if count]
 
+    def tolist(self) -> list[str]:
+        """Return all words as strings, as an array would."""
+        return self.to_list()
+
     def renamed(self, names: Mapping[str, str]) -> Words:
         """Return the list with other words."""
         return Words(self.numbers, [names[word] for word in self.different])
