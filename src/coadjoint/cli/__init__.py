@@ -82,8 +82,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "prepare", "train", "resume", "predict", "evaluate", "explain", "forecast", "export", "report",
-    "compare", "tune", "online",
+    "demo", "prepare", "train", "resume", "predict", "evaluate", "explain", "forecast", "export",
+    "report", "compare", "tune", "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 

@@ -18,7 +18,16 @@ from .program import QUIET, app, print_escaped, with_examples
 from .progress import ProgressReporter
 from .schema import READING_KEYS
 
-PREPARE_KEYS = (*READING_KEYS, "kind", "target", "features", "categorical", "gaps", "wide", "window")
+PREPARE_KEYS = (
+    *READING_KEYS,
+    "kind",
+    "target",
+    "features",
+    "categorical",
+    "gaps",
+    "wide",
+    "window",
+)
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".arrow", ".feather", ".gz", ".zst")
 LARGEST = 1 << 62  # bytes of a table, by default: it is read in parts
 TEXTS = {
@@ -58,8 +67,8 @@ def prepare(
         return
     from ..tasks.files.sheet import Options
     from ..tasks.preparation import column_names
-    from ..tasks.preparing import refuse_unprepared
     from ..tasks.preparing import prepare as write
+    from ..tasks.preparing import refuse_unprepared
 
     if out is None:
         raise ConfigError("--out names the folder to write: --out data.co.")

@@ -26,7 +26,7 @@ class ArrayWriter:
         self.columns = columns
         self.count = 0
         self.digest = hashlib.sha256()
-        self.file = open(path, "wb")
+        self.file = open(path, "wb")  # noqa: SIM115 (closed by `close`)
         self.file.write(b"\0" * HEADER)
 
     def append(self, rows: np.ndarray) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -16,32 +16,19 @@ from ..errors import ConfigError, DataError, one_line
 from .files.arrow import ArrowRows
 from .files.columns import Roles, TableColumns
 from .files.packed import table_suffix, unpack
-from .files.parquet import (
-    ParquetRows,
-    choose_typed_roles,
-    refuse_unfit_types,
-    typed_columns,
-    used_columns,
-)
+from .files.parquet import ParquetRows, choose_typed_roles, refuse_unfit_types
 from .files.parsing import parse_times
 from .files.sheet import Options, Problems, Sheet
 from .files.source import LoadedFile, load_file
 from .files.table import assign_roles, sheet_from_columns
 from .files.text import TextRows, read_columns, with_note
+from .files.typed import typed_columns, used_columns
 
 ROWS_PER_CHUNK = 1 << 15
 TEXT = (".csv", ".tsv", ".txt")
 TYPED = (".parquet", ".pq", ".arrow", ".feather")
 EXACT_TYPES = ("float", "halffloat", "int8", "int16", "uint8", "uint16", "bool")  # in 32 bits
 Where = Callable[[int, str], str]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Some rows of a file. words: what the times are, if they are dates in one of two orders."""
-
-    sheet: Sheet
-    rows: int  # so far, of the file
 
 
 class Table(Protocol):
@@ -110,11 +97,9 @@ class TextTable:
 class SomeBlocks:
     """Some of the blocks of a text, as rows."""
 
-    def __init__(
-        self, rows: TextRows, blocks: Iterator[tuple[list[int], list[list[str]]]]
-    ) -> None:
+    def __init__(self, rows: TextRows, blocks: Iterator[tuple[list[int], list[list[str]]]]) -> None:
         self.names = rows.names
-        self.place = rows.place
+        self.rows = rows
         self.taken: list[tuple[list[int], list[list[str]]]] = []
         count = 0
         for block in blocks:
@@ -122,6 +107,10 @@ class SomeBlocks:
             count += len(block[0])
             if count >= ROWS_PER_CHUNK:
                 break
+
+    def place(self, line: int) -> str:
+        """A line of the file, in words."""
+        return self.rows.place(line)
 
     @property
     def is_over(self) -> bool:

@@ -219,7 +219,7 @@ def hash_inputs(cut: PreparedSheet, i: int) -> bytes:
         inputs = np.ascontiguousarray(cut.sheet.u[start:stop]).tobytes()
         return hashlib.blake2b(inputs, digest_size=16).digest()
     # Rows on disk are not read again: windows are told apart by their sequence and their place.
-    of_sequence = hashes[sequence].astype(np.uint8).tobytes()
+    of_sequence: bytes = hashes[sequence].astype(np.uint8).tobytes()
     if stop - start == cut.sheet.lengths[sequence]:
         return of_sequence
     begin = start - int(cut.sheet.starts[sequence])

@@ -232,9 +232,7 @@ def make_overview(
     )
 
 
-def said_by_counts(
-    sheets: Mapping[str, Sheet], cuts: Mapping[str, PreparedSheet]
-) -> set[str]:
+def said_by_counts(sheets: Mapping[str, Sheet], cuts: Mapping[str, PreparedSheet]) -> set[str]:
     """Return the notes on gaps, which the counts of an overview say already."""
     said: set[str] = set()
     for name, cut in cuts.items():
@@ -340,7 +338,9 @@ def equal_steps(sheet: Sheet) -> dict[str, float]:
     steps = StepRange(len(sheet.features))
     starts = sheet.starts if sheet.shape is None else np.zeros(1, np.int64)
     for block in block_slices(len(sheet.u), len(sheet.features)):
-        of_block = starts[np.searchsorted(starts, block.start) : np.searchsorted(starts, block.stop)]
+        of_block = starts[
+            np.searchsorted(starts, block.start) : np.searchsorted(starts, block.stop)
+        ]
         steps.add(sheet.u[block], of_block - block.start)
     found = steps.equal()
     names = [name for name in sheet.features if name not in sheet.categories]

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -144,7 +144,7 @@ def first_wrong(about: Any) -> str:
     return ""
 
 
-def checks(about: JsonObject) -> Any:
+def checks(about: JsonObject) -> Iterator[tuple[str, bool]]:
     """Yield each key and whether it is valid; later checks rely on earlier ones."""
     features = about["features"]
     yield "features", are_different_words(features) and len(features) > 0
@@ -204,9 +204,9 @@ class StoredSheet(Sheet):
 
 
 def read_prepared(path: PathLike, options: Options) -> StoredSheet:
-    """Return a prepared set as a sheet; options that differ from those it was read with are refused.
+    """Return a prepared set as a sheet.
 
-    Fewer features may be asked for.
+    Options that differ from those it was read with are refused; fewer features may be asked for.
     """
     prepared = open_prepared(path)
     about = prepared.about
@@ -380,7 +380,7 @@ def encode_stored_labels(sheet: StoredSheet, labels: list[str]) -> StoredSheet:
             f"whose labels are {quote_names(labels)}."
         )
     codes = np.array([number[word] for word in stored_labels(sheet)])
-    return replace(sheet, y=sheet.y.changed(None, {0: codes}, False))
+    return replace(sheet, y=cast(StoredRows, sheet.y).changed(None, {0: codes}, False))
 
 
 class Reading(NamedTuple):
@@ -424,7 +424,5 @@ def in_memory(sheet: StoredSheet, max_bytes: int) -> Sheet:
             f"{max_bytes:,}. Raise --max-bytes, or give the source files one by one."
         )
     y = None if sheet.y is None else sheet.y[:]
-    return replace(
-        sheet, u=rows[:], y=y, ids=list(sheet.ids), lines=np.arange(len(rows)),
-        rows=np.arange(len(rows)),
-    )  # fmt: skip
+    numbers = np.arange(len(rows))
+    return replace(sheet, u=rows[:], y=y, ids=list(sheet.ids), lines=numbers, rows=numbers)

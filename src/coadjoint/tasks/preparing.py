@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,71 +24,11 @@ from .description import PathLike
 from .files.sheet import Options, Sheet, quote_names
 from .preparation import carried_forward, kind_of, label_words
 from .prepared import DESCRIPTION, FORMAT
+from .running_moments import Rows, RunningMoments
 from .step_range import StepRange
 
 STEPS_LOOKED_AT = 1 << 20  # whose median is the usual time step
 Progress = Callable[[str, int], None]
-
-
-class Moments:
-    """Sums of each column over rows that come, missing values aside."""
-
-    def __init__(self, columns: int) -> None:
-        self.count = np.zeros(columns)
-        self.mean = np.zeros(columns)
-        self.squares = np.zeros(columns)  # sum of (x - mean)^2
-        self.least = np.full(columns, np.nan)
-        self.largest = np.full(columns, np.nan)
-        self.rows = 0
-
-    def add(self, rows: np.ndarray) -> None:
-        """Take in rows [n, C]."""
-        self.rows += len(rows)
-        known = ~np.isnan(rows)
-        count = known.sum(0)
-        values = np.where(known, rows, 0)
-        mean = values.sum(0) / np.maximum(count, 1)
-        squares = np.where(known, (rows - mean) ** 2, 0).sum(0)
-        total = np.maximum(self.count + count, 1)
-        off = mean - self.mean
-        self.squares += squares + off * off * self.count * count / total
-        self.mean += off * count / total
-        self.count += count
-        self.least = np.fmin(self.least, np.fmin.reduce(rows))
-        self.largest = np.fmax(self.largest, np.fmax.reduce(rows))
-
-    def described(self) -> dict[str, list[float]]:
-        """Return the moments in plain types; a column without a value has zeros."""
-        std = np.sqrt(self.squares / np.maximum(self.count, 1))
-        return {
-            "mean": np.nan_to_num(self.mean).tolist(),
-            "std": np.nan_to_num(std).tolist(),
-            "least": np.nan_to_num(self.least).tolist(),
-            "largest": np.nan_to_num(self.largest).tolist(),
-            "missing": (self.rows - self.count).tolist(),
-        }
-
-
-class Rows(NamedTuple):
-    """Rows to be written.
-
-    u [n, C]: with the common numbers of words; y [n, k]: targets as they are stored; values [n, k]:
-    targets as numbers, NaN where they are none; time [n].
-    """
-
-    u: np.ndarray
-    y: np.ndarray | None
-    values: np.ndarray | None
-    time: np.ndarray | None
-
-    def part(self, chosen: slice | np.ndarray) -> Rows:
-        """Return some of the rows."""
-        return Rows(*(None if array is None else array[chosen] for array in self))
-
-    @classmethod
-    def joined(cls, parts: list[Rows]) -> Rows:
-        """Return rows one after the other."""
-        return cls(*(None if arrays[0] is None else np.concatenate(arrays) for arrays in zip(*parts)))
 
 
 class Preparing:
@@ -173,7 +113,7 @@ class Preparing:
         if self.options.kind is None:
             self.options = replace(self.options, kind=kind_of(sheet))
         columns = len(self.features)
-        self.moments = Moments(columns)
+        self.moments = RunningMoments(columns)
         self.steps = StepRange(columns)
         self.categories = {name: {} for name in sheet.categories}
         self.arrays["u"] = self._array("u", np.float32 if is_exact else np.float64, columns)
@@ -372,7 +312,8 @@ class Preparing:
         words = label_words(sheet)
         known = self.labels
         new = [-1 if not word else known.setdefault(word, len(known)) for word in words.different]
-        return np.array(new, np.int32)[words.numbers][:, None]
+        stored: np.ndarray = np.array(new, np.int32)[words.numbers][:, None]
+        return stored
 
     def _values_of_targets(self, sheet: Sheet) -> np.ndarray:
         """Return targets [n, k] as numbers, NaN where they are missing or words."""
@@ -381,7 +322,8 @@ class Preparing:
             return targets
         words = label_words(sheet)
         values = np.array([value_of(word) for word in words.different])
-        return values[words.numbers][:, None]
+        of_rows: np.ndarray = values[words.numbers][:, None]
+        return of_rows
 
     def finish(self) -> dict[str, Any]:
         """Close the arrays, write description.json, and return it."""
@@ -514,5 +456,3 @@ def prepare(
     for path in paths:
         preparing.read(path, progress)
     return preparing.finish()
-
-

@@ -65,9 +65,7 @@ class ChosenRows:
         assert total is not None
         return total
 
-    def _halved(
-        self, make: Callable[[np.ndarray], np.ndarray], begin: int, end: int
-    ) -> np.ndarray:
+    def _halved(self, make: Callable[[np.ndarray], np.ndarray], begin: int, end: int) -> np.ndarray:
         """Return the sum of rows begin, ..., end - 1 of a single column, as NumPy halves it."""
         count = end - begin
         if count <= NUMBERS_PER_BLOCK:
@@ -75,8 +73,9 @@ class ChosenRows:
             return total
         half = count // 2
         half -= half % 8
-        first = self._halved(make, begin, begin + half)
-        return first + self._halved(make, begin + half, end)
+        total = self._halved(make, begin, begin + half)
+        total = total + self._halved(make, begin + half, end)
+        return total
 
 
 def chosen_inputs(part: Part) -> ChosenRows:

@@ -97,7 +97,8 @@ class StoredRows:
             return part
         if not isinstance(key, slice):
             place = range(self.count)[key]
-            return self.read(place, place + 1)[0]
+            row: np.ndarray = self.read(place, place + 1)[0]
+            return row
         start, stop, step = key.indices(self.count)
         if step != 1:
             raise TypeError("rows on disk are read in their order.")

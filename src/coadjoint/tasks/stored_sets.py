@@ -23,11 +23,11 @@ class Made(Sequence[Any]):
     """A list whose entries are made when they are asked for."""
 
     def __init__(self, count: int, make: Callable[[int], Any]) -> None:
-        self.count = count
+        self.entries = count
         self.make = make
 
     def __len__(self) -> int:
-        return self.count
+        return self.entries
 
     @overload
     def __getitem__(self, key: int) -> Any: ...
@@ -36,11 +36,11 @@ class Made(Sequence[Any]):
 
     def __getitem__(self, key: int | slice) -> Any:
         if isinstance(key, slice):
-            return [self.make(i) for i in range(self.count)[key]]
-        return self.make(range(self.count)[key])
+            return [self.make(i) for i in range(self.entries)[key]]
+        return self.make(range(self.entries)[key])
 
     def __iter__(self) -> Iterator[Any]:
-        for i in range(self.count):
+        for i in range(self.entries):
             yield self.make(i)
 
 
@@ -68,9 +68,8 @@ class StoredPieces(Made):
         sheet = self.part.cut.sheet
         if self.is_plain:
             with np.errstate(over="ignore"):
-                scaled = ((sheet.u[start:stop] - self.mean) / self.std).astype(
-                    self.description.dtype
-                )
+                exact = (sheet.u[start:stop] - self.mean) / self.std
+                scaled: np.ndarray = exact.astype(self.description.dtype)
             if np.isfinite(scaled).all():  # otherwise the way below says what is wrong
                 return scaled
         end = int(sheet.starts[sequence] + sheet.lengths[sequence])
@@ -124,10 +123,9 @@ def has_target(target: Any) -> bool:
 
 def slice_sheet(sheet: Sheet, start: int, stop: int) -> Sheet:
     """Return rows start, ..., stop - 1 of one sequence as a sheet of their own, in memory."""
+    u = sheet.u[start:stop]
     lines = np.arange(start, stop)
-    return replace(
-        sheet, u=sheet.u[start:stop], lengths=np.array([stop - start]), lines=lines, ids=[""], y=None
-    )
+    return replace(sheet, u=u, lengths=np.array([len(u)]), lines=lines, ids=[""], y=None)
 
 
 def stored_sequences(part: Part, description: Description) -> Sequences:
@@ -141,4 +139,3 @@ def stored_sequences(part: Part, description: Description) -> Sequences:
 def is_stored(sequences: object) -> bool:
     """Tell whether the rows of a set are on disk."""
     return isinstance(getattr(sequences, "u", None), StoredPieces)
-

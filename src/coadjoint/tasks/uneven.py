@@ -12,7 +12,9 @@ from .files.sheet import DAY, Sheet
 from .prepared import place_in_source, slices
 
 
-def describe_uneven(folder: Path, first: Sheet | None, sources: list[dict[str, Any]], most: int) -> str:
+def describe_uneven(
+    folder: Path, first: Sheet | None, sources: list[dict[str, Any]], most: int
+) -> str:
     """Return a sentence on the first time step that is off the usual one by more than 1%; or "".
 
     most: time steps whose median is the usual one.
@@ -60,5 +62,3 @@ def unit_of(usual: float, has_dates: bool, in_months: bool) -> tuple[float, str]
     if not has_dates:
         return 1.0, ""
     return (DAY, " d") if usual >= DAY else (1e6, " s")
-
-

@@ -27,9 +27,7 @@ NPY = ExpectedArray(
 STREAM = ExpectedArray("f", (1, 2), "numbers [rows, columns]")
 # The arrays of an .npz file.
 MEMBERS = {
-    "u": ExpectedArray(
-        "f", (2, 3), f"{AXES}; or u (sum of lengths, C) with lengths", doubles=True
-    ),
+    "u": ExpectedArray("f", (2, 3), f"{AXES}; or u (sum of lengths, C) with lengths", doubles=True),
     "y": ExpectedArray("fU", (1, 2, 3), "(n,), (n, k), (n, T) or (n, T, k)"),
     "lengths": ExpectedArray("i", (1,), "(n,) whole numbers"),
     "ids": ExpectedArray("iU", (1,), "(n,)"),

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import DataError, one_line
-from .parquet import ROWS_OF_COLUMN, BatchOfRows, ParquetRows, import_pyarrow, read_typed
+from .parquet import ROWS_OF_COLUMN, ParquetRows, import_pyarrow, read_typed
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, refuse_if_too_large
+from .typed import BatchOfRows
 
 if TYPE_CHECKING:
     Arrow = Any  # pyarrow has no types: its module, its arrays and their types

@@ -144,9 +144,7 @@ def parts_by_zstandard(file: IO[bytes]) -> Iterator[bytes]:
         raise EOFError("the compressed data end too early")
 
 
-def bounded_parts(
-    source: LoadedFile, parts: Iterator[bytes], max_bytes: int
-) -> Iterator[bytes]:
+def bounded_parts(source: LoadedFile, parts: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
     """Yield the parts of a compressed file; too many are refused as soon as there are too many.
 
     source: the compressed file.

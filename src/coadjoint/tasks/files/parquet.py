@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from ...errors import DataError, MissingError, error_text, one_line
-from .columns import Roles, TableColumns
+from .columns import Roles
 from .dates import is_date
 from .index import ARROW_INDEX, ARROW_NOTE, is_asked_for
-from .parsing import EXACT_BELOW, explain_inexact, or_without_column, parse_times
-from .room import make_room
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, open_file, refuse_if_too_large
-from .table import AUTO, KIND_ADVICE, assign_roles, sheet_from_columns
-from .texts import NumberTexts, TextCollector, WordCollector
+from .table import AUTO, assign_roles, sheet_from_columns
+from .typed import BatchOfRows, kind_of_column, to_words, typed_columns, used_columns
 from .wide import choose_steps
 from .words import Survey, advise_on_words, choose_categorical
 
@@ -53,44 +49,6 @@ class TypedTable(Protocol):
 
     def survey_columns(self, names: Sequence[str], options: Options) -> dict[str, Survey]:
         """What the cells of those of these columns hold that are of text."""
-
-
-class ColumnReader(Protocol):
-    """What columns are read from: a file, or some of its rows."""
-
-    pa: Arrow
-    schema: Arrow
-
-    def kind(self, name: str) -> str:
-        """What a column can hold."""
-
-    def type_name(self, name: str) -> str:
-        """The type of a column, for messages."""
-
-    def read_column(self, name: str) -> Iterator[Arrow]:
-        """A column in parts, as arrays of pyarrow whose values can be read."""
-
-
-class BatchOfRows:
-    """Some rows of a file with typed columns."""
-
-    def __init__(self, file: ParquetRows, batch: Arrow) -> None:
-        self.file = file
-        self.pa = file.pa
-        self.schema = file.schema
-        self.batch = batch
-
-    def kind(self, name: str) -> str:
-        """What a column can hold."""
-        return self.file.kind(name)
-
-    def type_name(self, name: str) -> str:
-        """The type of a column, for messages."""
-        return self.file.type_name(name)
-
-    def read_column(self, name: str) -> Iterator[Arrow]:
-        """The part of a column that is in these rows."""
-        yield self.batch.column(self.batch.schema.get_field_index(name))
 
 
 class ParquetRows:
@@ -278,12 +236,6 @@ def choose_typed_roles(file: TypedTable, options: Options, problems: Problems) -
     return roles
 
 
-def used_columns(roles: Roles) -> list[str]:
-    """The columns that have a role, each once."""
-    with_role = dict.fromkeys((roles.id, roles.time, *roles.targets, *roles.features))
-    return [name for name in with_role if name]  # "" stands for none
-
-
 def refuse_unfit_types(
     file: TypedTable, roles: Roles, options: Options, problems: Problems
 ) -> None:
@@ -321,25 +273,6 @@ def kinds_for(name: str, roles: Roles, options: Options) -> tuple[str, ...]:
     return KINDS_BY_ROLE["feature"]
 
 
-def kind_of_column(pa: Arrow, arrow_type: Arrow) -> str:
-    """What a column of this type can hold: words, whole, number, bool, time or other."""
-    types = pa.types
-    if types.is_dictionary(arrow_type):
-        is_words = kind_of_column(pa, arrow_type.value_type) == "words"
-        return "words" if is_words else "other"
-    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
-        return "words"
-    if types.is_integer(arrow_type):
-        return "whole"
-    if types.is_floating(arrow_type):
-        return "number"
-    if types.is_boolean(arrow_type):
-        return "bool"
-    if types.is_timestamp(arrow_type) or types.is_date(arrow_type):
-        return "time"
-    return "other"
-
-
 def make_sheet(
     file: ParquetRows,
     source: LoadedFile,
@@ -355,137 +288,3 @@ def make_sheet(
     columns = typed_columns(file, file.count, 1, roles, options, problems, where)
     problems.raise_if_any()
     return sheet_from_columns(source, roles, columns, options, problems, where)
-
-
-def typed_columns(
-    file: ColumnReader,
-    count: int,
-    first: int,
-    roles: Roles,
-    options: Options,
-    problems: Problems,
-    where: Callable[[int, str], str],
-) -> TableColumns:
-    """The columns of `count` rows that have a role. They are read one by one, each in parts.
-
-    first: the number of the first row; where: puts a row and a column in words.
-    """
-    kind_of_line = np.int32 if first + count < 2**31 else np.int64
-    columns = TableColumns(lines=np.arange(first, first + count, dtype=kind_of_line))
-    columns.inputs = make_room(count, len(roles.features))
-    for name in used_columns(roles):
-        kind = file.kind(name)
-        is_target = name in roles.targets
-        is_label = is_target and (kind in ("words", "bool") or options.kind == "classify")
-        if name == roles.time:
-            read_times(file, name, columns, options, problems, where, first)
-        elif name == roles.id or name in roles.categorical or is_label:
-            collector = WordCollector()
-            for array in file.read_column(name):
-                collector.add(to_words(file.pa, array))
-            columns.words[name] = collector.collected()
-        elif is_target and options.kind is None:
-            problems.add(
-                f"{problems.path} column '{one_line(name)}': the target holds numbers "
-                f"({file.type_name(name)}). {KIND_ADVICE}"
-            )
-        else:
-            values = np.empty(count) if is_target else columns.inputs[:, roles.features.index(name)]
-            columns.numbers[name] = values
-            begin = 0
-            for array in file.read_column(name):
-                values[begin : begin + len(array)], inexact = to_numbers(file.pa, array)
-                for row, value in inexact:
-                    complaint = f"{explain_inexact(value)}{or_without_column(options)}."
-                    place = where(first + begin + row, name)
-                    problems.add(f"{place}: {complaint}", ("exact", name))
-                begin += len(array)
-    return columns
-
-
-def read_times(
-    file: ColumnReader,
-    name: str,
-    columns: TableColumns,
-    options: Options,
-    problems: Problems,
-    where: Callable[[int, str], str],
-    first: int = 1,
-) -> None:
-    """Put the time column into `columns`: numbers, or dates as microseconds since 1970.
-
-    name: that of the column; where: puts a row and a column in words; first: the number of the
-    first row.
-    """
-    pa = file.pa
-    if file.kind(name) == "words":
-        texts = TextCollector()
-        for array in file.read_column(name):
-            texts.add(to_words(pa, array))
-        columns.stamps = texts.collected()
-        times = parse_times(list(columns.stamps), options)
-        columns.time = times.time
-        columns.has_dates = times.has_dates
-        columns.date_order = times.order
-        for i, complaint in times.wrong:
-            problems.add(f"{where(first + i, name)}: {complaint}", "time")
-        return
-    arrow_type = file.schema.field(name).type
-    columns.has_dates = file.kind(name) == "time"
-    as_written: list[np.ndarray] = []  # the numbers that are written as text
-    times_in_parts: list[np.ndarray] = []
-    begin = first
-    for array in file.read_column(name):
-        for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
-            place = where(int(row) + begin, name)
-            problems.add(f"{place}: the time is missing. Fill it in.", "time")
-        if columns.has_dates:
-            zone = getattr(arrow_type, "tz", None)
-            if arrow_type != pa.timestamp("us", tz=zone):
-                whole = pa.int32() if arrow_type.bit_width == 32 else pa.int64()
-                as_written.append(array.cast(whole).fill_null(0).to_numpy())
-            array = array.cast(pa.timestamp("us", tz=zone), safe=False).cast(pa.int64())
-        time = array.fill_null(0).to_numpy(zero_copy_only=False)
-        if time.dtype.kind == "f":
-            for row in np.flatnonzero(~np.isfinite(time)):
-                place = where(int(row) + begin, name)
-                problems.add(f"{place}: the time is not finite. Fix the value.", "time")
-        elif time.dtype == np.uint64:
-            as_written.append(time)
-        times_in_parts.append(time if time.dtype.kind == "f" else time.astype(np.int64))
-        begin += len(time)
-    columns.time = np.concatenate(times_in_parts)
-    values = np.concatenate(as_written) if as_written else columns.time
-
-    def write(values: np.ndarray) -> list[str]:
-        """The times as text."""
-        return to_words(pa, pa.array(values).cast(arrow_type))
-
-    columns.stamps = NumberTexts(values, write)
-
-
-def to_words(pa: Arrow, array: Arrow) -> list[str]:
-    """The words of a column, "" where missing. Entries of a dictionary are shared, not copied."""
-    if pa.types.is_dictionary(array.type):
-        known = [word or "" for word in array.dictionary.to_pylist()]
-        return ["" if i is None else known[i] for i in array.indices.to_pylist()]
-    return [word or "" for word in array.cast(pa.string()).to_pylist()]
-
-
-def to_numbers(pa: Arrow, array: Arrow) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """The numbers of a column as float64, NaN where missing.
-
-    Also [(row, value)] of whole numbers that a double cannot hold.
-    """
-    gaps = array.is_null().to_numpy(zero_copy_only=False)
-    if pa.types.is_boolean(array.type):
-        array = array.cast(pa.int8())
-    exact = array.fill_null(0).to_numpy(zero_copy_only=False)
-    values = exact.astype(np.float64)
-    inexact = []
-    if exact.dtype.kind in "iu":
-        for row in np.flatnonzero(np.abs(values) >= EXACT_BELOW):
-            if int(exact[row]) != int(values[row]):
-                inexact.append((int(row), int(exact[row])))
-    values[gaps] = np.nan
-    return values, inexact

@@ -315,7 +315,7 @@ def split_by_id(
     """
     words = columns.words[column]
     starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
-    ids = [words[start] for start in starts]
+    ids = [words[start] for start in starts.tolist()]
     seen: set[str] = set()
     for start, name in zip(starts, ids, strict=True):
         place = where(int(columns.lines[start]), column)

@@ -8,9 +8,9 @@ import io
 import itertools
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import IO
+from typing import IO, Protocol
 
 import numpy as np
 
@@ -19,12 +19,13 @@ from .columns import Roles, TableColumns
 from .dates import is_date
 from .index import UNNAMED, IndexColumn, find_index, is_asked_for
 from .packed import table_suffix
-from .parsing import is_number, parse_numbers, parse_times, parse_whole
+from .parsing import is_number, parse_numbers, parse_times
 from .room import Numbers, RowBlocks
 from .sheet import CELLS_LISTED, Options, Problems, Sheet
 from .source import LoadedFile, decode_utf8, open_file, refuse_other_format
 from .table import AUTO, DATE_NAMES, USUAL_NAMES, assign_roles, sheet_from_columns
-from .texts import NumberTexts, TextCollector, WordCollector
+from .text_times import PartsFile, TimeCollector
+from .texts import WordCollector
 from .wide import choose_steps, counts_up
 from .words import Survey, choose_categorical, complain_of_words
 
@@ -206,15 +207,16 @@ class TextRows:
             self.file.close()
 
 
-class PartsFile:
-    """A file of which the parts come one by one."""
+class RowsInBlocks(Protocol):
+    """Rows of a text: all, or some of them."""
 
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        self.parts = parts
+    names: list[str]
 
-    def read1(self, _size: int) -> bytes:
-        """The next part, whatever its size; b"" at the end."""
-        return next(self.parts, b"")
+    def place(self, line: int) -> str:
+        """A line of the file, in words."""
+
+    def blocks(self) -> Iterator[tuple[list[int], list[list[str]]]]:
+        """The lines and the cells of some thousands of rows at a time."""
 
 
 def read_lines(
@@ -284,7 +286,7 @@ def read_csv(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
 
 
 def read_columns(
-    rows: TextRows, roles: Roles, options: Options, problems: Problems
+    rows: RowsInBlocks, roles: Roles, options: Options, problems: Problems
 ) -> TableColumns:
     """The columns that have a role: numbers parsed, words and times as they are written.
 
@@ -357,45 +359,6 @@ def read_columns(
     if roles.time:
         columns.stamps, columns.time = times.collected()
     return columns
-
-
-class TimeCollector:
-    """Collects the time column in parts; whole numbers are read at once.
-
-    Other times are read when all of them are there: what the first one is decides.
-    """
-
-    def __init__(self) -> None:
-        self.numbers: Numbers | None = Numbers(np.int64)
-        self.texts: TextCollector | None = None  # as long as numbers are written like themselves
-
-    def add(self, cells: list[str]) -> None:
-        """Add some cells."""
-        numbers = None
-        if self.numbers is not None and not is_date(next(filter(None, cells), "")):
-            numbers = parse_whole(cells)
-        is_plain = numbers is not None and list(map(str, numbers.tolist())) == cells
-        if self.texts is None and not is_plain:
-            assert self.numbers is not None
-            before = self.numbers.join()
-            self.texts = TextCollector()
-            self.texts.add(list(map(str, before.tolist())))
-            self.numbers = Numbers(np.int64)
-            self.numbers.append(before)
-        if self.texts is not None:
-            self.texts.add(cells)
-        if self.numbers is not None and numbers is not None:
-            self.numbers.append(numbers)
-        else:
-            self.numbers = None
-
-    def collected(self) -> tuple[Sequence[str], np.ndarray | None]:
-        """The times as they are written, and as whole numbers if all of them are such."""
-        numbers = None if self.numbers is None else self.numbers.join()
-        if self.texts is not None:
-            return self.texts.collected(), numbers
-        assert numbers is not None
-        return NumberTexts(numbers, lambda values: list(map(str, values.tolist()))), numbers
 
 
 def survey_columns(rows: TextRows, names: Iterable[str], options: Options) -> dict[str, Survey]:

@@ -122,7 +122,9 @@ class WordCollector:
 class PackedTexts(Texts):
     """Texts one after the other in UTF-8; ends [N] says where each ends."""
 
-    def __init__(self, packed: bytes | bytearray, ends: np.ndarray, places: np.ndarray | None = None) -> None:
+    def __init__(
+        self, packed: bytes | bytearray, ends: np.ndarray, places: np.ndarray | None = None
+    ) -> None:
         self.packed = packed
         self.ends = ends
         self.places = places  # of those that this list holds; None for all
