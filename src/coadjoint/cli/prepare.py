@@ -7,17 +7,19 @@ import glob
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import typer
 
 from ..errors import ConfigError, DataError, one_line
-from .flags import SectionValues, given_values, resolve, with_setting_flags
+from .flags import KeyValues, SectionValues, given_values, resolve, with_setting_flags
 from .program import QUIET, app, print_escaped, with_examples
 from .progress import ProgressReporter
 from .schema import READING_KEYS
 
+JsonDict = dict[str, Any]  # values of plain JSON types
 PREPARE_KEYS = (
     *READING_KEYS,
     "kind",
@@ -68,7 +70,6 @@ def prepare(
     from ..tasks.files.sheet import Options
     from ..tasks.preparation import column_names
     from ..tasks.preparing import prepare as write
-    from ..tasks.preparing import refuse_unprepared
 
     if out is None:
         raise ConfigError("--out names the folder to write: --out data.co.")
@@ -98,18 +99,34 @@ def prepare(
                 done += 1
             report(sum(sizes[:done]) / max(1, sum(sizes)) * len(paths), len(paths), None)
 
-        def fill(folder: Path) -> dict[str, object]:
+        def fill(folder: Path) -> JsonDict:
             return write(paths, folder, options, irregular, progress)
 
         about = write_folder(out, force, fill)
     if quiet:
         return
-    for note in about["notes"]:  # type: ignore[attr-defined]
+    for note in about["notes"]:
         print_escaped(str(note))
     print_escaped(f"{about['rows']:,} rows in {about['sequences']:,} sequences -> {out}")
 
 
-def write_folder(out: Path, force: bool, fill: object) -> dict[str, object]:
+def refuse_unprepared(options: KeyValues) -> None:
+    """Refuse options that one pass over the rows cannot serve, each with the reason."""
+    reasons = {
+        "gaps": "the usual time step of training is known only when all rows are read",
+        "wide": "a row of a wide table is a whole sequence: pass the table to train",
+    }
+    for name, why in reasons.items():
+        if options.get(name):
+            raise ConfigError(f"--{name} cannot be prepared in one pass: {why}.")
+    if tuple(options.get("categorical") or ()) == ("auto",):
+        raise ConfigError(
+            "--categorical auto cannot be prepared in one pass: which columns hold words is known "
+            "only when all rows are read. Name them: --categorical a,b."
+        )
+
+
+def write_folder(out: Path, force: bool, fill: Callable[[Path], JsonDict]) -> JsonDict:
     """Fill a folder beside `out` and rename it at the end, so that nothing is left half-written.
 
     A folder of a run that was killed is called .NAME.XXXX.part and can be removed.
@@ -120,7 +137,7 @@ def write_folder(out: Path, force: bool, fill: object) -> dict[str, object]:
     except OSError as error:
         raise DataError(f"{one_line(out.parent, 4096)} cannot be written: {error}.") from None
     try:
-        about: dict[str, object] = fill(part)  # type: ignore[operator]
+        about = fill(part)
         os.chmod(part, 0o777 & ~current_umask())
         if force and out.exists():
             old = Path(tempfile.mkdtemp(".old", f".{out.name}.", out.parent))

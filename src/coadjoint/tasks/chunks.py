@@ -22,6 +22,7 @@ from .files.sheet import Options, Problems, Sheet
 from .files.source import LoadedFile, load_file
 from .files.table import assign_roles, sheet_from_columns
 from .files.text import TextRows, read_columns, with_note
+from .files.texts import Words
 from .files.typed import typed_columns, used_columns
 
 ROWS_PER_CHUNK = 1 << 15
@@ -176,9 +177,33 @@ def chunk_sheet(
     Missing values are told apart later, where "refuse" says what to do about them.
     """
     problems.raise_if_any()
+    refuse_split_sequences(roles, columns, where)
     if columns.time is not None:
         refuse_unsorted(roles, columns, where)
     return sheet_from_columns(source, roles, columns, options, problems, where)
+
+
+def refuse_split_sequences(roles: Roles, columns: TableColumns, where: Where) -> None:
+    """Refuse an id that appears again after other ids."""
+    if not roles.id:
+        return
+    words = columns.words[roles.id]
+    assert isinstance(words, Words)
+    numbers = words.numbers
+    begins = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
+    seen: set[int] = set()
+    for row in begins.tolist():
+        if int(numbers[row]) in seen:
+            raise appears_again(where(int(columns.lines[row]), roles.id), words[row])
+        seen.add(int(numbers[row]))
+
+
+def appears_again(place: str, name: str) -> DataError:
+    """Return the error for an id that appears again."""
+    return DataError(
+        f"{place}: id '{one_line(name)}' appears again after other rows. The rows of a sequence "
+        "must follow one another in one file: sort them, or give the sequence another id."
+    )
 
 
 def refuse_unsorted(roles: Roles, columns: TableColumns, where: Where) -> None:
@@ -187,10 +212,9 @@ def refuse_unsorted(roles: Roles, columns: TableColumns, where: Where) -> None:
     assert time is not None
     is_late = time[1:] < time[:-1]
     if roles.id:
-        ids = columns.words[roles.id]
-        numbers = getattr(ids, "numbers", None)
-        if numbers is None:
-            numbers = np.array(ids, dtype=object)
+        words = columns.words[roles.id]
+        assert isinstance(words, Words)
+        numbers = words.numbers
         is_late &= numbers[1:] == numbers[:-1]
     late = np.flatnonzero(is_late)
     if len(late):

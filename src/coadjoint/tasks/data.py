@@ -214,6 +214,9 @@ class Data(JudgedCollection):
         check_choice("irregular", irregular, ("refuse", "allow"))
         check_choice("overlap", overlap, ("refuse", "allow"))
         check_choice("dtype", dtype, ("float32", "float64"))
+        settled_reading = settle_reading(train, kind, missing, irregular, gaps)
+        if settled_reading is not None:
+            kind, missing, irregular, _ = settled_reading
         asked = AheadOptions(
             column_names(target) if kind == "next" else None,
             horizon,
@@ -226,9 +229,6 @@ class Data(JudgedCollection):
         check_stride(stride, window)
         categorical = column_names(categorical) or ()
         check_encoding_options(categorical, gaps, kind, rows, wide)
-        settled_reading = settle_reading(train, kind, missing, irregular, gaps)
-        if settled_reading is not None:
-            kind, missing, irregular, _ = settled_reading
         if gaps:
             irregular = "allow"
         if rows == "samples":

@@ -10,16 +10,16 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, DataError, one_line
+from ..errors import DataError, one_line
 from .array_files import ArrayWriter
-from .chunks import open_table, out_of_order
+from .chunks import appears_again, open_table, out_of_order
 from .description import PathLike
 from .files.sheet import Options, Sheet, quote_names
 from .preparation import carried_forward, kind_of, label_words
@@ -167,11 +167,7 @@ class Preparing:
         """Begin a sequence, whose id must be new."""
         self.place = sheet.place(row, sheet.columns.get("id") or "id")
         if name in self.seen:
-            raise DataError(
-                f"{self.place}: id '{one_line(name)}' appears again after other rows. The rows of "
-                "a sequence must follow one another in one file: sort them, or give the sequence "
-                "another id."
-            )
+            raise appears_again(self.place, name)
         self.seen.add(name)
         self.id = name
         self.begin = self.rows
@@ -418,22 +414,6 @@ def value_of(word: str) -> float:
     except ValueError:
         return math.nan
     return value
-
-
-def refuse_unprepared(options: Mapping[str, Any]) -> None:
-    """Refuse options that one pass over the rows cannot serve, each with the reason."""
-    reasons = {
-        "gaps": "the usual time step of training is known only when all rows are read",
-        "wide": "a row of a wide table is a whole sequence: pass the table to train",
-    }
-    for name, why in reasons.items():
-        if options.get(name):
-            raise ConfigError(f"--{name} cannot be prepared in one pass: {why}.")
-    if tuple(options.get("categorical") or ()) == ("auto",):
-        raise ConfigError(
-            "--categorical auto cannot be prepared in one pass: which columns hold words is known "
-            "only when all rows are read. Name them: --categorical a,b."
-        )
 
 
 def prepare(
