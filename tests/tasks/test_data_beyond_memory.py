@@ -22,7 +22,7 @@ small, large, limit = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 def run(path):
     data = Data.read(path)
-    net = co.Network("gru", inputs=data.inputs, hidden=4, outputs=2, output="softmax", seed=1)
+    net = co.Network("gru", inputs=data.inputs, hidden=4, outputs=2, output="softmax")
     co.train(net, data, steps=3, every=3, batch=4)
     return net
 

@@ -91,7 +91,9 @@ def test_a_prepared_set_has_the_bits_of_its_table(tmp_path, reading, training):
     a = Data.read(path, **from_file | names)
     b = Data.read(out, **training | names)
     assert_same(a, b)
-    assert [(x.about, x.metrics) for x in a.baselines] == [(x.about, x.metrics) for x in b.baselines]
+    assert [(x.about, x.metrics) for x in a.baselines] == [
+        (x.about, x.metrics) for x in b.baselines
+    ]
     assert a.overview.splits == b.overview.splits
     assert a.overview.hints == b.overview.hints
 
@@ -167,7 +169,10 @@ def test_several_files_are_one_set(tmp_path):
     [
         ([table(ids=["x", "y", "x"], n=3)], ["a.csv:21", "'x' appears again"]),
         ([table(n=3), table(n=1)], ["b.csv:2", "'s0' appears again", "one file"]),
-        ([table(n=2).replace("s0,8,", "s0,7.5,").replace("s0,7,", "s0,9,")], ["a.csv:10", "before"]),
+        (
+            [table(n=2).replace("s0,8,", "s0,7.5,").replace("s0,7,", "s0,9,")],
+            ["a.csv:10", "before"],
+        ),
         ([table(n=2).replace("s0,8,", "s0,7,")], ["a.csv:10", "same"]),
         ([table(n=2).replace("s0,8,", "s0,11,")], ["a.csv row 9", "time step is 4"]),
         ([table(n=2, gaps={(1, 2)})], ["a.csv:13", "missing"]),
