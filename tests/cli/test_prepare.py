@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from coadjoint.cli import main
 
 SHORT = ["--cell", "gru", "--hidden", "3", "--batch", "4", "--every", "6", "--quiet"]
+SHORT += ["--schedule", "constant", "--patience", "50"]
 
 
 def run(*words):
@@ -85,7 +86,7 @@ def test_what_is_refused(tmp_path, capsys):
     for flags, words in cases.items():
         assert run("prepare", table, "--kind", "classify", "--out", out, *flags) == 2
         assert words in capsys.readouterr().err
-    assert run("prepare", tmp_path / "no*.csv", "--kind", "classify", "--out", out) == 2
+    assert run("prepare", tmp_path / "no*.csv", "--kind", "classify", "--out", out) == 3
     assert run("prepare", table, "--kind", "classify") == 2
     np.save(tmp_path / "u.npy", np.zeros((2, 3, 4)))
     assert run("prepare", tmp_path / "u.npy", "--kind", "next", "--out", out) == 2
