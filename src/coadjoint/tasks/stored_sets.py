@@ -59,8 +59,8 @@ class StoredPieces(Made):
         self.mean = np.array(description.mean)
         self.std = np.array(description.std)
         # The inputs are the scaled numbers and nothing else.
-        has_more = description.masked or description.categories or description.ahead.get("known")
-        self.is_plain = not has_more
+        self.is_plain = description.width == len(description.features)
+        self.is_plain &= not description.categories and not description.ahead.get("known")
 
     def rows_of(self, i: int) -> np.ndarray:
         """Return the inputs of all rows of piece i."""
@@ -72,10 +72,14 @@ class StoredPieces(Made):
                 scaled: np.ndarray = exact.astype(self.description.dtype)
             if np.isfinite(scaled).all():  # otherwise the way below says what is wrong
                 return scaled
-        end = int(sheet.starts[sequence] + sheet.lengths[sequence])
-        # Columns that are known in advance are those of the next row, which may be outside.
-        last = min(stop + 1, end) if self.description.ahead.get("known") else stop
-        return inputs_of(slice_sheet(sheet, start, last), self.description)[: stop - start]
+        # Inputs may be those of later rows, and of earlier ones, outside of the piece.
+        first = int(sheet.starts[sequence])
+        end = first + int(sheet.lengths[sequence])
+        earlier = max(self.description.ahead.get("lags", ()), default=0)
+        later = self.horizon if self.description.ahead.get("known") else 0
+        begin = max(first, start - earlier)
+        rows = slice_sheet(sheet, begin, min(stop + later, end))
+        return inputs_of(rows, self.description)[start - begin : stop - begin]
 
     def inputs(self, i: int) -> np.ndarray:
         """Return the inputs of piece i."""

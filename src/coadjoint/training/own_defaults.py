@@ -17,11 +17,10 @@ from ..tasks.data import Data
 
 SectionValues = dict[str, dict[str, Any]]  # values by key, by section
 
-LEAST_STEPS = 800  # of training: those of the search
-MOST_STEPS = 2000  # unless LEAST_EPOCHS are more
-EPOCHS = 200
 LEAST_EPOCHS = 10
-MOST_ROWS = 8_000_000  # time steps of all batches together, unless LEAST_STEPS read more
+MOST_ROWS = (
+    8_000_000  # time steps of all batches together, unless the least number of steps is more
+)
 WARMUP_SHARE = 0.05  # of the steps
 CLIP = 1.0
 VALIDATIONS = 40  # in a run
@@ -29,7 +28,6 @@ PATIENCE = 20  # validations: half a run, as the step size of a cosine falls lat
 LARGEST_BATCH = 128
 MOST_STEPS_PER_EPOCH = 150  # beyond which the batch is doubled
 FEW_SEQUENCES = 32  # training sequences; fewer are cut into chunks where they are long
-CHUNK = 32
 GATED = ("gru", "lstm")
 # The keys of [network] beside which the defaults were tried; with another one they stay away.
 TRIED = ("cell", "hidden", "bidirectional", "readout", "layers", "dropout", "init", "skip")
@@ -59,16 +57,28 @@ class OwnDefaults:
     network       keys of [network]
     lr, batch     step size; sequences per step in a small set
     weight_decay  of adamw; None for adam
+    epochs        of training, but no fewer steps than `least_steps` and, unless LEAST_EPOCHS are
+                  more, at most `most_steps`
+    chunk         steps of the parts into which a few long training sequences are cut
     """
 
     network: Mapping[str, Any]
     lr: float | None
     batch: int
     weight_decay: float | None = None
+    least_steps: int = 800
+    most_steps: int = 2000
+    epochs: int = 200
+    chunk: int = 32
 
 
 ONE_ANSWER = OwnDefaults(
-    {"cell": "gru", "hidden": 64, "bidirectional": True, "readout": "mean"}, lr=1e-2, batch=16
+    {"cell": "gru", "hidden": 64, "bidirectional": True, "readout": "mean"},
+    lr=1e-2,
+    batch=16,
+    least_steps=2000,
+    most_steps=6000,
+    epochs=600,
 )
 EVERY_STEP = OwnDefaults({"cell": "gru", "hidden": 128}, lr=3e-3, batch=32, weight_decay=0.01)
 NEXT_STEP = OwnDefaults(
@@ -76,6 +86,14 @@ NEXT_STEP = OwnDefaults(
     lr=3e-3,
     batch=32,
     weight_decay=0.01,
+)
+# A short series, whose earlier rows are inputs: benchmarks/forecasts.py chose it.
+SHORT_SERIES = OwnDefaults(
+    {"cell": "gru", "hidden": 8, "skip": True, "persistence": True},
+    lr=3e-4,
+    batch=32,
+    weight_decay=0.01,
+    least_steps=300,
 )
 DENSE_LAYERS = OwnDefaults({"activation": "relu", "dropout": 0.2}, lr=1e-2, batch=16)
 OTHER_LAYERS = OwnDefaults({}, lr=None, batch=16)
@@ -102,12 +120,15 @@ def fill(config: Sections, given: SectionValues, task: Data) -> Filled:
     """
     filled = Filled()
     defaults = choose_defaults(config, given, task)
+    lags = task.description.ahead.get("lags")
+    if lags and "lags" not in given.get("data", {}):
+        filled.put("data", lags=list(lags))
     fill_network(filled, defaults, given)
-    fill_chunk(filled, given, task)
+    fill_chunk(filled, defaults, given, task)
     fill_training(filled, defaults, config, given, task)
     fill_optimiser(filled, defaults, given)
     fill_warmup(filled, given, steps_of(filled, config, task))
-    describe(filled, config)
+    describe(filled, config, bool(lags))
     return filled
 
 
@@ -123,8 +144,23 @@ def choose_defaults(config: Sections, given: SectionValues, task: Data) -> OwnDe
         return OTHER_CELL
     if task.readout != "every":
         return ONE_ANSWER
-    is_next_step = task.description.kind == "next" and not task.description.ahead
+    ahead = task.description.ahead
+    if ahead.get("lags") and not ahead["quantiles"]:
+        return SHORT_SERIES
+    is_next_step = task.description.kind == "next" and not ahead
     return NEXT_STEP if is_next_step else EVERY_STEP
+
+
+def reads_lags(data: Mapping[str, Any], cell: object) -> bool:
+    """Whether earlier rows may be inputs by default: forecasts of one step, nothing else asked for.
+
+    data: the keys of this section that were given; cell: None if none was. Whether the series is
+    short is seen when it is read: see `tasks.season`.
+    """
+    is_direct = "horizon" in data and data.get("strategy") != "recursive"
+    asked = {"lags", "window", "known", "quantiles", "target", "wide", "missing", "gaps"}
+    is_plain = cell in (None, *GATED) and not is_direct and not asked & set(data)
+    return data.get("kind") == "next" and is_plain
 
 
 def reads_whole_sequences(config: Sections) -> bool:
@@ -158,14 +194,14 @@ def fill_network(filled: Filled, defaults: OwnDefaults, given: SectionValues) ->
     filled.put("network", **wanted)
 
 
-def fill_chunk(filled: Filled, given: SectionValues, task: Data) -> None:
+def fill_chunk(filled: Filled, defaults: OwnDefaults, given: SectionValues, task: Data) -> None:
     """Chunks of a few long training sequences, where each step has its target."""
     if "window" in given.get("data", {}) or "chunk" in given.get("task", {}):
         return
     steps = task.sets["train"].steps()
     if task.shape is not None or task.readout != "every" or len(steps) >= FEW_SEQUENCES:
         return
-    chunk = min(CHUNK, int(steps.mean()) // 4)
+    chunk = min(defaults.chunk, int(steps.mean()) // 4)
     if chunk >= 2:
         filled.put("task", chunk=chunk)
         task.cut_training(chunk)
@@ -189,8 +225,8 @@ def fill_training(
         return
     rows = batch * config.training.accumulate * float(task.sets["train"].steps().mean())
     per_epoch = task.steps_per_epoch(batch * config.training.accumulate)
-    steps = min(EPOCHS * per_epoch, MOST_STEPS, int(MOST_ROWS / rows))
-    epochs = max(LEAST_EPOCHS, math.ceil(max(LEAST_STEPS, steps) / per_epoch))
+    steps = min(defaults.epochs * per_epoch, defaults.most_steps, int(MOST_ROWS / rows))
+    epochs = max(LEAST_EPOCHS, math.ceil(max(defaults.least_steps, steps) / per_epoch))
     every = math.ceil(epochs / VALIDATIONS)
     filled.put("training", steps=epochs * per_epoch)
     if "every" not in training:
@@ -241,7 +277,7 @@ def fill_warmup(filled: Filled, given: SectionValues, steps: int) -> None:
         filled.put("optimiser", warmup=round(WARMUP_SHARE * steps))
 
 
-def describe(filled: Filled, config: Sections) -> None:
+def describe(filled: Filled, config: Sections, has_lags: bool) -> None:
     """A line on what was filled in, before the one on the length of the run."""
     network = filled.values.get("network", {})
     training = filled.values.get("training", {})
@@ -255,7 +291,8 @@ def describe(filled: Filled, config: Sections) -> None:
     if "readout" in network:
         parts.append("mean over steps")
     if network.get("persistence"):
-        parts.append("begins with the forecast that nothing changes")
+        start = "forecast of a linear regression" if has_lags else "forecast that nothing changes"
+        parts.append(f"begins with the {start}")
     for key in ("activation", "dropout"):
         if key in network:
             parts.append(f"{key} {network[key]}")
