@@ -11,8 +11,8 @@ from coadjoint.tasks.array_files import ArrayWriter
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.tasks.preparing import prepare
 
-LIMIT = 32 << 20  # bytes of address space, beyond what the program has before it trains
-C, T = 256, 8
+LIMIT = 24 << 20  # bytes of address space, beyond what the program has before it trains
+C, T = 256, 32
 CHILD = """
 import resource
 import sys
@@ -27,7 +27,7 @@ small, large, limit = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def run(path):
     data = Data.read(path, split=(0.98, 0.01, 0.01))  # held-out batches are small, too
     net = co.Network("gru", inputs=data.inputs, hidden=4, outputs=2, output="softmax")
-    co.train(net, data, steps=3, every=3, batch=4)
+    co.train(net, data, steps=3, every=3, batch=4, tests=16)
     return net
 
 run(small)  # libraries, threads and compiled code are there before the limit
