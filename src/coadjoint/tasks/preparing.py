@@ -26,6 +26,7 @@ from .preparation import carried_forward, kind_of, label_words
 from .prepared import DESCRIPTION, FORMAT
 from .running_moments import Rows, RunningMoments
 from .step_range import StepRange
+from .uneven import describe_uneven
 
 STEPS_LOOKED_AT = 1 << 20  # whose median is the usual time step
 Progress = Callable[[str, int], None]
@@ -392,8 +393,6 @@ class Preparing:
         """
         if "time" not in self.arrays:
             return ""
-        from .uneven import describe_uneven
-
         text = describe_uneven(self.folder, self.first, self.sources, STEPS_LOOKED_AT)
         if text and self.irregular == "refuse":
             raise DataError(text)
