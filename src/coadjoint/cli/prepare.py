@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import typer
 
@@ -19,7 +19,9 @@ from .program import QUIET, app, print_escaped, with_examples
 from .progress import ProgressReporter
 from .schema import READING_KEYS
 
-JsonDict = dict[str, Any]  # values of plain JSON types
+if TYPE_CHECKING:
+    from ..tasks.description import JsonDict
+
 PREPARE_KEYS = (
     *READING_KEYS,
     "kind",

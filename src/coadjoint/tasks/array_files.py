@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import DTypeLike
 
 from ..errors import DataError, error_text
+from .description import JsonDict
 
 HEADER = 128  # bytes, which the final header fills
 
@@ -20,7 +21,7 @@ class ArrayWriter:
     count  of the rows so far;  dtype  of the values
     """
 
-    def __init__(self, path: Path, dtype: Any, columns: int | None = None) -> None:
+    def __init__(self, path: Path, dtype: DTypeLike, columns: int | None = None) -> None:
         self.path = path
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.columns = columns
@@ -39,7 +40,7 @@ class ArrayWriter:
         self.digest.update(data)
         self.count += len(rows)
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> JsonDict:
         """Write the header, and return the shape and the SHA-256 sum of the values."""
         shape = [self.count] if self.columns is None else [self.count, self.columns]
         fields = {

@@ -22,7 +22,7 @@ from .files.sheet import Options, Problems, Sheet
 from .files.source import LoadedFile, load_file
 from .files.table import assign_roles, sheet_from_columns
 from .files.text import TextRows, read_columns, with_note
-from .files.texts import Words
+from .files.texts import WordList
 from .files.typed import typed_columns, used_columns
 
 ROWS_PER_CHUNK = 1 << 15
@@ -32,7 +32,7 @@ EXACT_TYPES = ("float", "halffloat", "int8", "int16", "uint8", "uint16", "bool")
 Where = Callable[[int, str], str]
 
 
-class Table(Protocol):
+class ChunkedTable(Protocol):
     """A file that is read in chunks."""
 
     source: LoadedFile
@@ -43,7 +43,7 @@ class Table(Protocol):
         """Yield the rows of the file, some at a time."""
 
 
-def open_table(path: str | os.PathLike[str], options: Options) -> Table:
+def open_table(path: str | os.PathLike[str], options: Options) -> ChunkedTable:
     """Open a table; other files are refused by name."""
     suffix = table_suffix(path)
     name = one_line(path, 4096)
@@ -54,11 +54,11 @@ def open_table(path: str | os.PathLike[str], options: Options) -> Table:
         )
     source = load_file(path, options.max_bytes)
     if suffix in TEXT:
-        return TextTable(unpack(source, options.max_bytes), options)
-    return TypedTable(source, suffix, options)
+        return TextChunks(unpack(source, options.max_bytes), options)
+    return TypedChunks(source, suffix, options)
 
 
-class TextTable:
+class TextChunks:
     """A table in text."""
 
     is_exact_in_32_bits = False
@@ -124,7 +124,7 @@ class SomeBlocks:
             yield self.taken.pop(0)
 
 
-class TypedTable:
+class TypedChunks:
     """A table with typed columns."""
 
     def __init__(self, source: LoadedFile, suffix: str, options: Options) -> None:
@@ -188,7 +188,7 @@ def refuse_split_sequences(roles: Roles, columns: TableColumns, where: Where) ->
     if not roles.id:
         return
     words = columns.words[roles.id]
-    assert isinstance(words, Words)
+    assert isinstance(words, WordList)
     numbers = words.numbers
     begins = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
     seen: set[int] = set()
@@ -213,7 +213,7 @@ def refuse_unsorted(roles: Roles, columns: TableColumns, where: Where) -> None:
     is_late = time[1:] < time[:-1]
     if roles.id:
         words = columns.words[roles.id]
-        assert isinstance(words, Words)
+        assert isinstance(words, WordList)
         numbers = words.numbers
         is_late &= numbers[1:] == numbers[:-1]
     late = np.flatnonzero(is_late)

@@ -1,4 +1,4 @@
-"""Words and gaps in time as inputs.
+"""WordList and gaps in time as inputs.
 
 A column of words is one input for each word: 1 where the cell holds the word, less the share of the
 training rows that hold it. So a word that training did not know, like a missing one, is 0 in all of
@@ -34,7 +34,7 @@ MOST_BYTES = 4 << 30  # of the inputs of a file
 def align_categories(sheets: Mapping[str, Sheet]) -> dict[str, Sheet]:
     """Return the sheets with the same number for the same word in all of them.
 
-    So rows can be compared. Words of the training file come first.
+    So rows can be compared. WordList of the training file come first.
     """
     known: dict[str, dict[str, int]] = {}
     aligned = {}

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import ConfigError, DataError, one_line
 from .description import ColumnNames, Description
 from .files.sheet import Options, Problems, Sheet, quote_names
-from .files.texts import WordCollector, Words
+from .files.texts import WordCollector, WordList
 from .memory import Source, read_source
 from .prepared import StoredSheet, encode_stored_labels, stored_labels
 
@@ -136,10 +136,10 @@ def labels_in(sheet: Sheet) -> list[str]:
     return labels_of(label_words(sheet).present, where)
 
 
-def label_words(sheet: Sheet) -> Words:
+def label_words(sheet: Sheet) -> WordList:
     """Return the labels of a sheet, with 1.0 as 1: a data frame writes it so beside a gap."""
     words = sheet.y
-    if not isinstance(words, Words):
+    if not isinstance(words, WordList):
         collector = WordCollector()
         collector.add(words.tolist())
         words = collector.collected()

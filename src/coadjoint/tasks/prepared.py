@@ -19,18 +19,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from ..errors import ConfigError, DataError, error_text, one_line
 from .blocks import count_gaps
-from .description import PathLike, are_different_words, are_finite, are_words
+from .description import JsonDict, PathLike, are_different_words, are_finite, are_words
 from .files.numpy_files import ExpectedArray
 from .files.sheet import KINDS, MISSING, Options, Sheet, quote_names
 from .files.source import load_file
 from .files.texts import NumberTexts, PackedTexts
-from .stored_rows import StoredRows
+from .stored_rows import RowsOnDisk
 
 FORMAT = 1
 DESCRIPTION = "description.json"
@@ -51,7 +51,6 @@ EXPECTED = {
     "hashes": ExpectedArray("i", (2,), "[sequences, 16]"),
 }
 SMALL = ("starts", "ids", "id_ends", "hashes")  # arrays that are read into memory
-JsonObject = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +58,17 @@ class PreparedSet:
     """A checked description of a prepared set, and its folder."""
 
     folder: Path
-    about: JsonObject
+    about: JsonDict
 
     @property
     def name(self) -> str:
         """The folder, for messages."""
         return one_line(self.folder, 4096)
 
-    def array(self, name: str) -> StoredRows:
+    def array(self, name: str) -> RowsOnDisk:
         """Return an array of the folder, whose shape and size are checked."""
         path = self.folder / f"{name}.npy"
-        return StoredRows.open(path, EXPECTED[name], self.about["arrays"][name]["shape"])
+        return RowsOnDisk.open(path, EXPECTED[name], self.about["arrays"][name]["shape"])
 
     def whole(self, name: str) -> np.ndarray:
         """Return a small array as whole numbers."""
@@ -129,7 +128,7 @@ def open_prepared(path: PathLike) -> PreparedSet:
     return prepared
 
 
-def first_wrong(about: Any) -> str:
+def first_wrong(about: JsonDict) -> str:
     """Return the first key of a description that is not valid; "" if all are."""
     if not isinstance(about, dict) or set(about) != KEYS:
         return "keys"
@@ -144,7 +143,7 @@ def first_wrong(about: Any) -> str:
     return ""
 
 
-def checks(about: JsonObject) -> Iterator[tuple[str, bool]]:
+def checks(about: JsonDict) -> Iterator[tuple[str, bool]]:
     """Yield each key and whether it is valid; later checks rely on earlier ones."""
     features = about["features"]
     yield "features", are_different_words(features) and len(features) > 0
@@ -197,9 +196,9 @@ def checks(about: JsonObject) -> Iterator[tuple[str, bool]]:
 
 @dataclass(frozen=True, eq=False)
 class StoredSheet(Sheet):
-    """A sheet whose u, y and times are `StoredRows`; about: the description of the set."""
+    """A sheet whose u, y and times are `RowsOnDisk`; about: the description of the set."""
 
-    about: JsonObject | None = None
+    about: JsonDict | None = None
     hashes: np.ndarray | None = None  # [n, 16] bytes, of the features of each sequence
 
 
@@ -270,7 +269,7 @@ def read_prepared(path: PathLike, options: Options) -> StoredSheet:
 class Flat:
     """Rows of a single column as numbers [N]."""
 
-    def __init__(self, rows: StoredRows) -> None:
+    def __init__(self, rows: RowsOnDisk) -> None:
         self.rows = rows
 
     def __len__(self) -> int:
@@ -301,7 +300,7 @@ def read_ids(prepared: PreparedSet) -> PackedTexts:
     return PackedTexts(packed.astype(np.uint8).tobytes(), ends)
 
 
-def place_in_source(sources: list[JsonObject], row: int, column: str) -> str:
+def place_in_source(sources: list[JsonDict], row: int, column: str) -> str:
     """Put a row of a set and a column in words, by the file that the row comes from."""
     source = sources[bisect_right([entry["first"] for entry in sources], row) - 1]
     return f"{one_line(source['name'])} row {row - source['first'] + 1} column '{one_line(column)}'"
@@ -356,7 +355,7 @@ def gaps_in(sheet: Sheet) -> np.ndarray:
 
 def renumber_stored(sheet: StoredSheet, name: str, new: np.ndarray) -> StoredSheet:
     """Return the sheet with new[k] in place of the number k of a word in the column `name`."""
-    rows = cast(StoredRows, sheet.u)
+    rows = cast(RowsOnDisk, sheet.u)
     column = sheet.features.index(name)
     before = rows.renamed[column]
     renamed = {**rows.renamed, column: new[before.astype(np.int64)]}
@@ -380,7 +379,7 @@ def encode_stored_labels(sheet: StoredSheet, labels: list[str]) -> StoredSheet:
             f"whose labels are {quote_names(labels)}."
         )
     codes = np.array([number[word] for word in stored_labels(sheet)])
-    return replace(sheet, y=cast(StoredRows, sheet.y).changed(None, {0: codes}, False))
+    return replace(sheet, y=cast(RowsOnDisk, sheet.y).changed(None, {0: codes}, False))
 
 
 class Reading(NamedTuple):
@@ -389,7 +388,7 @@ class Reading(NamedTuple):
     kind: str | None
     missing: str
     irregular: str
-    reading: JsonObject
+    reading: JsonDict
 
 
 def settle_reading(
@@ -417,7 +416,7 @@ def settle_reading(
 
 def in_memory(sheet: StoredSheet, max_bytes: int) -> Sheet:
     """Return a stored sheet with its rows in memory; too many are refused."""
-    rows = cast(StoredRows, sheet.u)
+    rows = cast(RowsOnDisk, sheet.u)
     if rows.nbytes > max_bytes:
         raise DataError(
             f"{sheet.path} has {rows.nbytes:,} bytes as doubles, more than the limit of "

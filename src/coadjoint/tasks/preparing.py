@@ -13,18 +13,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ..errors import DataError, one_line
 from .array_files import ArrayWriter
 from .chunks import appears_again, open_table, out_of_order
-from .description import PathLike
+from .description import JsonDict, PathLike
 from .files.sheet import Options, Sheet, quote_names
 from .preparation import carried_forward, kind_of, label_words
 from .prepared import DESCRIPTION, FORMAT
-from .running_moments import Rows, RunningMoments
+from .running_moments import RunningMoments, WrittenRows
 from .step_range import StepRange
 from .uneven import describe_uneven
 
@@ -42,7 +42,7 @@ class Preparing:
         self.arrays: dict[str, ArrayWriter] = {}
         self.features: tuple[str, ...] = ()
         self.first: Sheet | None = None
-        self.sources: list[dict[str, Any]] = []
+        self.sources: list[JsonDict] = []
         self.categories: dict[str, dict[str, int]] = {}
         self.labels: dict[str, int] = {}
         self.seen: set[str] = set()
@@ -129,19 +129,19 @@ class Preparing:
         if sheet.time is not None:
             self.arrays["time"] = self._array("time", sheet.time.dtype)
 
-    def _array(self, name: str, dtype: Any, columns: int | None = None) -> ArrayWriter:
+    def _array(self, name: str, dtype: DTypeLike, columns: int | None = None) -> ArrayWriter:
         """Return a new array of the folder."""
         return ArrayWriter(self.folder / f"{name}.npy", dtype, columns)
 
     def _add(self, sheet: Sheet) -> None:
         """Write a chunk of rows; its first sequence may go on from the chunk before."""
-        chunk = Rows(
+        chunk = WrittenRows(
             self._with_common_words(sheet),
             None if sheet.y is None else self._numbers_of_targets(sheet),
             None if sheet.y is None else self._values_of_targets(sheet),
             sheet.time,
         )
-        kept: list[Rows] = []
+        kept: list[WrittenRows] = []
         begun: list[int] = []  # rows of the chunk that begin a sequence
         before = self.rows
         for i, name in enumerate(sheet.ids):
@@ -160,7 +160,7 @@ class Preparing:
             kept.append(taken)
             self.rows += len(taken.u)
         if self.options.missing in ("drop", "ffill"):
-            chunk = Rows.joined(kept)
+            chunk = WrittenRows.joined(kept)
         if len(chunk.u):
             self._write(chunk, np.array(begun, np.int64), sheet)
 
@@ -190,7 +190,7 @@ class Preparing:
             )
         raise out_of_order(place)
 
-    def _without_gaps(self, sheet: Sheet, rows: slice, part: Rows) -> Rows:
+    def _without_gaps(self, sheet: Sheet, rows: slice, part: WrittenRows) -> WrittenRows:
         """Return rows of the present sequence with gaps filled, or left out, as asked for."""
         if self.options.missing == "ffill":
             return part._replace(u=self._filled(sheet, rows, part.u))
@@ -200,7 +200,7 @@ class Preparing:
         self.lost += int((~keep).sum())
         return part.part(keep)
 
-    def _look_at_sequence(self, rows: Rows) -> None:
+    def _look_at_sequence(self, rows: WrittenRows) -> None:
         """Take the hash of rows of the present sequence, and notice targets that change."""
         if not len(rows.u):
             return
@@ -217,7 +217,7 @@ class Preparing:
         self.target_range = (low, high)
         self.target_changes = bool(((low != high) & ~np.isnan(low)).any())
 
-    def _write(self, chunk: Rows, begun: np.ndarray, sheet: Sheet) -> None:
+    def _write(self, chunk: WrittenRows, begun: np.ndarray, sheet: Sheet) -> None:
         """Write a chunk of rows; begun: which of them begin a sequence."""
         self.moments.add(chunk.u)
         self.steps.add(chunk.u, begun[begun < len(chunk.u)])
@@ -322,7 +322,7 @@ class Preparing:
         of_rows: np.ndarray = values[words.numbers][:, None]
         return of_rows
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> JsonDict:
         """Close the arrays, write description.json, and return it."""
         assert self.first is not None
         first = self.first
@@ -421,7 +421,7 @@ def prepare(
     options: Options,
     irregular: str = "refuse",
     progress: Progress = lambda path, rows: None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Read tables into the arrays of a prepared set, in a folder that exists; see `prepared`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Rows that are written one chunk after the other, and their moments."""
+"""WrittenRows that are written one chunk after the other, and their moments."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class RunningMoments:
         }
 
 
-class Rows(NamedTuple):
-    """Rows to be written.
+class WrittenRows(NamedTuple):
+    """WrittenRows to be written.
 
     u [n, C]: with the common numbers of words; y [n, k]: targets as they are stored; values [n, k]:
     targets as numbers, NaN where they are none; time [n].
@@ -58,13 +58,13 @@ class Rows(NamedTuple):
     values: np.ndarray | None
     time: np.ndarray | None
 
-    def part(self, chosen: slice | np.ndarray) -> Rows:
+    def part(self, chosen: slice | np.ndarray) -> WrittenRows:
         """Return some of the rows."""
         others = [None if array is None else array[chosen] for array in self[1:]]
-        return Rows(self.u[chosen], *others)
+        return WrittenRows(self.u[chosen], *others)
 
     @classmethod
-    def joined(cls, parts: list[Rows]) -> Rows:
+    def joined(cls, parts: list[WrittenRows]) -> WrittenRows:
         """Return rows one after the other."""
         u, *columns = zip(*parts, strict=True)
         others = [None if column[0] is None else np.concatenate(column) for column in columns]

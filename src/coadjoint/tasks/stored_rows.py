@@ -21,7 +21,7 @@ Key = int | slice | tuple[slice, int]
 
 
 @dataclass(frozen=True, eq=False)
-class StoredRows:
+class RowsOnDisk:
     """Rows [N, C] of a .npy file as doubles.
 
     path     of the file;  file  its descriptor, which stays open
@@ -41,7 +41,7 @@ class StoredRows:
     dtype: np.dtype = field(default_factory=lambda: np.dtype(np.float64))
 
     @classmethod
-    def open(cls, path: Path, expected: ExpectedArray, shape: Sequence[int]) -> StoredRows:
+    def open(cls, path: Path, expected: ExpectedArray, shape: Sequence[int]) -> RowsOnDisk:
         """Open a file whose header is checked: it must have this shape, and all its bytes."""
         name = one_line(path, 4096)
         with open_file(path) as file:
@@ -63,9 +63,9 @@ class StoredRows:
 
     def changed(
         self, columns: tuple[int, ...] | None, renamed: Mapping[int, np.ndarray], labels: bool
-    ) -> StoredRows:
+    ) -> RowsOnDisk:
         """Return the same rows with other columns, or other numbers of words."""
-        return StoredRows(
+        return RowsOnDisk(
             self.path,
             os.dup(self.file),
             self.begin,

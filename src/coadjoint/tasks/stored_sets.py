@@ -18,11 +18,13 @@ from .files.sheet import Sheet
 from .scaling import class_targets, inputs_of, origins_of, predicted_columns, real_targets
 from .task import Origin, Sequences
 
+Entry = Any  # of a list: inputs, targets, names or origins
 
-class Made(Sequence[Any]):
+
+class Made(Sequence[Entry]):
     """A list whose entries are made when they are asked for."""
 
-    def __init__(self, count: int, make: Callable[[int], Any]) -> None:
+    def __init__(self, count: int, make: Callable[[int], Entry]) -> None:
         self.entries = count
         self.make = make
 
@@ -30,16 +32,16 @@ class Made(Sequence[Any]):
         return self.entries
 
     @overload
-    def __getitem__(self, key: int) -> Any: ...
+    def __getitem__(self, key: int) -> Entry: ...
     @overload
-    def __getitem__(self, key: slice) -> list[Any]: ...
+    def __getitem__(self, key: slice) -> list[Entry]: ...
 
-    def __getitem__(self, key: int | slice) -> Any:
+    def __getitem__(self, key: int | slice) -> Entry:
         if isinstance(key, slice):
             return [self.make(i) for i in range(self.entries)[key]]
         return self.make(range(self.entries)[key])
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Entry]:
         for i in range(self.entries):
             yield self.make(i)
 
@@ -86,7 +88,7 @@ class StoredPieces(Made):
         rows = self.rows_of(i)
         return rows[: len(rows) - self.horizon]
 
-    def target(self, i: int) -> Any:
+    def target(self, i: int) -> Entry:
         """Return the target of piece i, or the targets of its steps."""
         d = self.description
         if d.kind == "next":
@@ -119,7 +121,7 @@ class StoredPieces(Made):
         return stored_sequences(Part(cut, chosen), self.description)
 
 
-def has_target(target: Any) -> bool:
+def has_target(target: Entry) -> bool:
     """Tell whether a piece has a target at any step."""
     values = np.asarray(target)
     return not bool(np.isnan(values).all())

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from .description import JsonDict
 from .files.dates import months_of
 from .files.sheet import DAY, Sheet
 from .prepared import place_in_source, slices
 
 
-def describe_uneven(
-    folder: Path, first: Sheet | None, sources: list[dict[str, Any]], most: int
-) -> str:
+def describe_uneven(folder: Path, first: Sheet | None, sources: list[JsonDict], most: int) -> str:
     """Return a sentence on the first time step that is off the usual one by more than 1%; or "".
 
     most: time steps whose median is the usual one.

@@ -9,7 +9,7 @@ import numpy as np
 from ...errors import one_line
 from .columns import Roles, TableColumns
 from .sheet import Problems
-from .texts import Words, take_texts
+from .texts import WordList, take_texts
 
 
 def sort_rows(roles: Roles, columns: TableColumns, codes: np.ndarray) -> str:
@@ -48,7 +48,7 @@ def are_in_order(time: np.ndarray, codes: np.ndarray) -> bool:
 
 def number_words(words: Sequence[str]) -> np.ndarray:
     """The words as numbers, which are compared faster, in order of their first appearance."""
-    if isinstance(words, Words):
+    if isinstance(words, WordList):
         return words.numbers.copy()
     numbered: dict[str, int] = {}
     numbers = (numbered.setdefault(word, len(numbered)) for word in words)

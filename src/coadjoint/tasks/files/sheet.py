@@ -180,7 +180,7 @@ class Sheet:
     u         [N, C] float64, NaN where missing
     lengths   [n];  ids [n]
     y         numbers [., k] float64 (NaN where missing) or labels [.] str ("" where missing), as
-              an array or as `Words`; or None
+              an array or as `WordList`; or None
     y_per     "step": y has N entries; "sequence": n entries
     time      [N] int64 or float64, and `stamps` as they are written, or None
     lines     [N] the line of the file for each row; `where(line, column)` puts it in words

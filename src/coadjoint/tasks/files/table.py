@@ -14,7 +14,7 @@ from .ordering import number_words, refuse_repeated_times, sort_rows
 from .parsing import is_number
 from .sheet import CELLS_LISTED, Options, Problems, Sheet, quote_names, refuse_bad_values
 from .source import LoadedFile
-from .texts import Words
+from .texts import WordList
 from .wide import name_rows, sheet_of_wide
 from .words import check_categorical, encode_words
 
@@ -333,7 +333,7 @@ def split_by_id(
 
 def collect_targets(
     targets: tuple[str, ...], columns: TableColumns, options: Options, problems: Problems
-) -> np.ndarray | Words | None:
+) -> np.ndarray | WordList | None:
     """The targets as labels [N] or numbers [N, k]; None if there are none to learn."""
     if not targets or options.kind == "next":
         return None
@@ -348,7 +348,7 @@ def collect_targets(
             f"{quote_names(targets)}."
         )
     words = labels[targets[0]]
-    if isinstance(words, Words):
+    if isinstance(words, WordList):
         return words
     return np.array(words, dtype=object)
 
@@ -378,7 +378,7 @@ def refuse_if_kind_unclear(
 
 def different_words(words: Sequence[str]) -> list[str]:
     """The different ones of many words, in the order of their first appearance."""
-    return list(words.different) if isinstance(words, Words) else list(dict.fromkeys(words))
+    return list(words.different) if isinstance(words, WordList) else list(dict.fromkeys(words))
 
 
 def list_some(numbers: list[str]) -> str:

@@ -1,6 +1,6 @@
 """Long lists of texts, in less memory than a string for each.
 
-Words        few different ones, as numbers
+WordList        few different ones, as numbers
 PackedTexts  any, one after the other
 NumberTexts  numbers or times, written as text when they are asked for
 """
@@ -58,7 +58,7 @@ class Texts(Sequence[str]):
         return repr(list(self[:20])) + " ..." * (len(self) > 20)
 
 
-class Words(Texts):
+class WordList(Texts):
     """Texts of which few differ: numbers [N] in the list of the different ones.
 
     The different ones are in the order of their first appearance.
@@ -73,9 +73,9 @@ class Words(Texts):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def take(self, places: Places) -> Words:
+    def take(self, places: Places) -> WordList:
         """Return the words at these places, or where `places` is true."""
-        return Words(self.numbers[places], self.different)
+        return WordList(self.numbers[places], self.different)
 
     @property
     def present(self) -> list[str]:
@@ -90,9 +90,9 @@ class Words(Texts):
         """Return all words as strings, as an array would."""
         return self.to_list()
 
-    def renamed(self, names: Mapping[str, str]) -> Words:
+    def renamed(self, names: Mapping[str, str]) -> WordList:
         """Return the list with other words."""
-        return Words(self.numbers, [names[word] for word in self.different])
+        return WordList(self.numbers, [names[word] for word in self.different])
 
     def to_list(self) -> list[str]:
         """Return all words as strings."""
@@ -114,9 +114,9 @@ class WordCollector:
                 known[word] = len(known)
         self.numbers.append(np.fromiter(map(known.__getitem__, words), np.int32, len(words)))
 
-    def collected(self) -> Words:
+    def collected(self) -> WordList:
         """Return all words."""
-        return Words(self.numbers.join(), list(self.known))
+        return WordList(self.numbers.join(), list(self.known))
 
 
 class PackedTexts(Texts):

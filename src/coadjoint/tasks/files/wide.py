@@ -17,7 +17,7 @@ from ...errors import ConfigError, DataError, one_line
 from .columns import Roles, TableColumns
 from .sheet import Options, Problems, Sheet, quote_names, refuse_bad_values
 from .source import LoadedFile
-from .texts import Words
+from .texts import WordList
 
 FEATURE = "value"  # the one feature of a wide table
 WIDE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".arrow", ".feather")
@@ -153,7 +153,7 @@ def sheet_of_wide(
     options: Options,
     problems: Problems,
     where: Callable[[int, str], str],
-    y: np.ndarray | Words | None,
+    y: np.ndarray | WordList | None,
 ) -> Sheet:
     """The sequences of a wide table; each ends with its last value.
 
