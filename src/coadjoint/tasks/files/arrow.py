@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import DataError, one_line
 from .parquet import ROWS_OF_COLUMN, ParquetRows, import_pyarrow, read_typed
@@ -19,7 +19,7 @@ from .source import LoadedFile, detect_format, refuse_if_too_large
 from .typed import BatchOfRows
 
 if TYPE_CHECKING:
-    Arrow = Any  # pyarrow has no types: its module, its arrays and their types
+    from .typed import Arrow
 
 FILE_MARK = b"ARROW1\0\0"
 STREAM_MARK = b"\xff\xff\xff\xff"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
 from ...errors import DataError, MissingError, error_text, one_line
 from .columns import Roles
@@ -18,7 +18,7 @@ from .wide import choose_steps
 from .words import Survey, advise_on_words, choose_categorical
 
 if TYPE_CHECKING:
-    Arrow = Any  # pyarrow has no types: its module, its arrays and their types
+    from .typed import Arrow
 
 # The kinds of column that may have a role.
 KINDS_BY_ROLE = {
