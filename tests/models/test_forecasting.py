@@ -254,10 +254,6 @@ def test_lags_are_inputs_and_are_fed_by_the_forecast():
     worse = model_of(series, [[0.0, 9.0, 0.0]], lags=(2, 3)).roll(series, 2, 5, season=3)
     assert "is better than the network" in worse.advice()
     assert model_of(series, [[0.5, 0, 0]], lags=(2, 3)).roll(series, 1, 30).advice() is None
-    with pytest.raises(CoadjointError, match="--lags"):
-        model.step([1.0])
-    with pytest.raises(CoadjointError, match="--lags 0"):
-        model.export("x.onnx")
 
 
 def test_lags_of_a_short_series_are_by_its_season():

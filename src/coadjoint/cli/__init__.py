@@ -16,6 +16,7 @@ past                 which settings of a resumed run may change
 baselines            metrics by name, and the figures of a run beside those of baselines
 splits               what is split off from the training file, also in older run folders
 progress, run_table  progress lines and bars; what runs where
+prepare              prepare
 train                train
 resume               resume, replay
 predict              predict, report
@@ -65,6 +66,7 @@ try:
         lists,
         online,
         predict,
+        prepare,
         resume,
         train,
         tune,
@@ -81,7 +83,7 @@ except ModuleNotFoundError as error:
 
     _WITH_SETTINGS = (
         "train resume online replay compare tune predict evaluate explain forecast export report "
-        "diagnose tasks cells demo"
+        "prepare diagnose tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -89,8 +91,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "evaluate", "explain", "forecast", "export", "report",
-    "compare", "tune", "online",
+    "demo", "prepare", "train", "resume", "predict", "evaluate", "explain", "forecast", "export",
+    "report", "compare", "tune", "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 
