@@ -47,7 +47,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.10.0"
+__version__ = "0.11.0"
 
 if TYPE_CHECKING:
     from . import (
