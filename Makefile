@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 
+# the tests start many processes: each would compile the package anew
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-quick test-thorough test-gpu test-crash test-page lint bench mutants clean
 
 $(READY): pyproject.toml constraints.txt
