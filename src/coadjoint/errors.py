@@ -142,6 +142,18 @@ class MissingError(CoadjointError, ImportError):
     exit_code = 7
 
 
+class LostProcess(CoadjointError):
+    """Another process of the same run has died, or cannot be reached.
+
+    Example:
+        >>> from coadjoint.errors import LostProcess
+        >>> LostProcess.exit_code
+        6
+    """
+
+    exit_code = 6
+
+
 # Text from outside, made safe to print.
 def escape_controls(text: object, lines: bool = True) -> str:
     """Text whose control characters are written out, so that a terminal does not obey them.
