@@ -130,7 +130,9 @@ class Shared(Method):
             sums = [self.state[name] - before[name] for name in flat.sums]
             flat.write(row, evaluation, index, sums)
 
-        rows = torch.zeros(len(own_shards(shards)), flat.width, dtype=flat.dtype, device=flat.device)
+        rows = torch.zeros(
+            len(own_shards(shards)), flat.width, dtype=flat.dtype, device=flat.device
+        )
         total = self._combine(net, batch, shards, rows, evaluate_shard)
         self.state.update(before)
         for name, value in flat.read_sums(total).items():
@@ -157,7 +159,7 @@ class Shared(Method):
         """The number of shards; fewer than there are processes are refused."""
         P = process_count()
         shards = self.shards or P
-        if P > shards:
+        if shards < P:
             raise InputError(
                 f"{P} processes cannot share {shards} shard{'s' if shards > 1 else ''}: start at "
                 f"most {shards}."
@@ -306,6 +308,11 @@ class Flat:
         return dict(zip(self.sums, values, strict=True))
 
 
+def unshared(method: Method) -> Method:
+    """The method that a Shared one wraps; any other method as it is."""
+    return method.method if isinstance(method, Shared) else method
+
+
 def deal(sizes: Sequence[int], shards: int) -> list[list[int]]:
     """Deal samples out to shards, so that they have about as many time steps.
 
@@ -375,5 +382,7 @@ def raise_first(faults: list[Fault], shards: int) -> None:
         found += of_process
     k, name, text = min(found)
     kind = getattr(errors, name, NumericalError)
-    error: CoadjointError = kind.__new__(kind, f"{text.rstrip('.')} (in shard {k + 1} of {shards}).")
+    error: CoadjointError = kind.__new__(
+        kind, f"{text.rstrip('.')} (in shard {k + 1} of {shards})."
+    )
     raise error
