@@ -9,13 +9,14 @@ from typing import Optional
 import typer
 
 from ..errors import ConfigError, escape_controls
+from ..training import launched
 from . import build
 from . import flags as setting_flags
 from .compare import run_comparison
 from .online import resume_stream
-from .past import stand_where_it_began
-from .program import QUIET, RUN, app, final_status, print_escaped
-from .train import run_training, settings_writer
+from .program import QUIET, RUN, app, print_escaped
+from .together import joined_processes
+from .train import resume_run
 from .tune import resume_study
 
 
@@ -43,10 +44,7 @@ def resume(
 
     The result of a run matches an uninterrupted one bit for bit.
     """
-    from ..training import storage
-    from ..training.report import pages
-    from ..training.run_folder import RunFolder
-
+    refuse_if_shared(run)
     if os.path.lexists(run / "tune.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a search.")
@@ -66,26 +64,18 @@ def resume(
     if os.path.lexists(run / "online.json"):
         resume_stream(run, steps, fallback, quiet)
         return
-    config = setting_flags.read_run_config(run)
-    run = stand_where_it_began(run, config, quiet)
-    if steps is not None:  # resolved again, which checks the new number
-        values = setting_flags.to_plain_dict(config)
-        values["training"]["steps"] = steps
-        config = setting_flags.resolve(None, values)
-    job = build.build(config, storage.read_outline(run), has_begun=True)
-    ended = final_status(run, job.arguments["steps"])
-    if ended is not None:
-        if not (run / "report.html").exists():
-            pages.write(run)
-        longer = ""
-        if ended == "finished":
-            longer = f" To train longer: coadjoint resume {run} --steps N"
-        if not quiet:
-            print_escaped(f"{run} has already ended ({ended}).{longer}")
-        return
-    # config.yaml changes only if there are other steps to train.
-    folder = RunFolder(run) if steps is None else RunFolder(run, settings_writer(job))
-    run_training(job, folder, quiet, resume=True, fallback=fallback)
+    with joined_processes() as processes:
+        resume_run(run, processes, quiet, steps, fallback)
+
+
+def refuse_if_shared(run: Path) -> None:
+    """Refuse to let the processes of torchrun share anything but a training run."""
+    for name in ("tune.json", "compare.json", "online.json"):
+        if launched.size() > 1 and os.path.lexists(run / name):
+            raise ConfigError(
+                f"{run} is not a run of `coadjoint train`, which several processes can share: "
+                "resume it without torchrun."
+            )
 
 
 @app.command()

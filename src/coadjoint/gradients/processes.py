@@ -31,12 +31,16 @@ def process_number() -> int:
     return dist.get_rank() if is_group_there() else 0
 
 
+NOTICED: list[str] = []  # what was raised about processes that are gone
+
+
 @contextlib.contextmanager
 def noticing_deaths() -> Iterator[None]:
     """Inside, what torch raises when another process is gone becomes a LostProcess."""
     try:
         yield
     except RuntimeError as error:
+        NOTICED.append(str(error))
         # torch has one kind of error for a closed connection, a timeout and its own mistakes.
         raise LostProcess(
             f"one of the {process_count()} processes of this run has died, or could not be "

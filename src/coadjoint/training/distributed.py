@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -32,6 +32,7 @@ from ..gradients.processes import is_group_there, noticing_deaths
 from ..gradients.shared import Shared
 from ..networks.interface import Net
 from ..tasks.task import Task
+from . import launched
 from .plan import TrainingPlan
 from .progress import Result
 from .restore import load_weights
@@ -46,8 +47,7 @@ T = TypeVar("T")
 
 STEP_TIMEOUT = timedelta(minutes=30)  # processes are never further apart than a step
 WORD_TIMEOUT = timedelta(days=1)  # rank 0 may validate, read or write for long
-NOTE_TIMEOUT = timedelta(seconds=5)  # a last word, when a process may be gone
-LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PATIENCE = 10.0  # seconds
 TIMES = itertools.count()  # of joining
 SENT_APART = ("network", "row_source")  # of a Result
 
@@ -99,55 +99,46 @@ class Group:
         """Whether this process is the one to print an error: each is printed once.
 
         Errors that all processes raise are rank 0's to print. If a process is gone, the first to
-        notice says so, unless that process said something itself.
+        notice says so, with the last words of that process if it had any.
         """
-        is_lost = isinstance(error, LostProcess)
-        if self.store is None or not is_lost:
-            if self.rank == 0:
-                self._count_speakers()
-            else:
-                self._leave_note(str(error))
+        if self.store is None or not isinstance(error, LostProcess):
+            if self.rank > 0:
+                self._leave("note", f"process {self.rank}: {error}")
             return self.rank == 0
-        note = self._read_note()
+        note = self._find("note")
         if note is not None:
-            error.args = (f"{note} The run has ended.",)
-        return self._count_speakers() == 1
-
-    def _count_speakers(self) -> int:
-        """The number of processes that have spoken, this one included; 1 if nobody can tell."""
-        if self.store is not None:
-            with contextlib.suppress(RuntimeError):
-                return int(self.store.add("speakers", 1))
-        return 1
-
-    def _leave_note(self, text: str) -> None:
-        """Say why this process ends, for those that will miss it."""
-        if self.store is not None:
-            with contextlib.suppress(RuntimeError):
-                self.store.set("note", f"process {self.rank}: {text}")
-
-    def _read_note(self) -> str | None:
-        """What a process said before it ended; None if nothing."""
-        assert self.store is not None
+            error.args = (f"{note} {error}",)
         with contextlib.suppress(RuntimeError):
-            if self.store.check(["note"]):
-                return bytes(self.store.get("note")).decode()
+            return int(self.store.add("speakers", 1)) == 1 and self._find("spoken") is None
+        return True  # nobody can tell
+
+    def has_spoken(self) -> None:
+        """Let the others end: torchrun ends all processes as soon as one has."""
+        self._leave("spoken", "yes")
+
+    def wait_for_speaker(self) -> None:
+        """Wait until an error has been printed, at most PATIENCE seconds."""
+        began = time.monotonic()
+        while self._find("spoken") is None and time.monotonic() - began < PATIENCE:
+            time.sleep(0.02)
+
+    def _leave(self, key: str, text: str) -> None:
+        """Leave a note for the other processes."""
+        if self.store is not None:
+            with contextlib.suppress(RuntimeError):
+                self.store.set(key, text)
+
+    def _find(self, key: str) -> str | None:
+        """A note that a process has left; None if there is none, or nobody can tell any more."""
+        if self.store is not None:
+            with contextlib.suppress(RuntimeError):
+                return bytes(self.store.get(key)).decode() if self.store.check([key]) else None
         return None
 
     def leave(self) -> None:
         """Close the connections, if `join` has opened them."""
         if self.store is not None and is_group_there():
             dist.destroy_process_group()
-
-
-def is_launched() -> bool:
-    """Whether torchrun, or something like it, has started this process as one of several."""
-    return all(name in os.environ for name in LAUNCH_VARIABLES)
-
-
-def local_size() -> int:
-    """How many processes of the run are on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if is_launched() else 1
 
 
 def join() -> Group:
@@ -158,24 +149,24 @@ def join() -> Group:
     if is_group_there():
         words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT)
         return Group(dist.get_rank(), dist.get_world_size(), words)
-    if not is_launched():
+    if not launched.is_launched():
         return Group(0, 1)
     backend = "gloo"
     if torch.cuda.is_available():
         gpus = torch.cuda.device_count()
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % gpus)
-        if gpus >= local_size():
+        torch.cuda.set_device(launched.local_rank() % gpus)
+        if gpus >= launched.local_size():
             backend = "cpu:gloo,cuda:nccl"
     meeting = dist.rendezvous("env://", timeout=STEP_TIMEOUT)  # type: ignore[attr-defined]
     store, rank, size = next(iter(meeting))
-    time = next(TIMES)  # what an earlier group has left in the store is not for this one
+    count = next(TIMES)  # what an earlier group has left in the store is not for this one
     prefixed = dist.PrefixStore  # type: ignore[attr-defined]
-    group_store = prefixed(f"coadjoint {time}", store)
+    group_store = prefixed(f"coadjoint {count}", store)
     dist.init_process_group(
         backend, store=group_store, rank=rank, world_size=size, timeout=STEP_TIMEOUT
     )
     words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT)
-    return Group(rank, size, words, prefixed(f"coadjoint notes {time}", store))
+    return Group(rank, size, words, prefixed(f"coadjoint notes {count}", store))
 
 
 @contextlib.contextmanager
@@ -213,6 +204,7 @@ class SharedTraining(Training):
         assert isinstance(plan.method, Shared)
         self.group = group
         self.shared = plan.method
+        self.resume_hint = ""  # known to rank 0 alone until the folder is open
 
     @property
     def leads(self) -> bool:
@@ -234,6 +226,7 @@ class SharedTraining(Training):
                 assert saved is not None
                 load_weights(self.net, saved.model, "the weights of rank 0")
                 self.restore(saved)
+            self.resume_hint = self.group.word(self.folder.resume_hint)
             self.follow()
             yield stopped
 
@@ -313,8 +306,11 @@ def carry_out_together(run: SharedTraining, resume: bool, fallback: bool) -> Res
 
     resume: continue the run in rank 0's folder. fallback: from an older checkpoint if need be.
     """
-    with closing(run.display), run.opened(resume, fallback) as stopped:
-        if run.step == 0:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(saying_how_to_resume(run))
+        stack.enter_context(closing(run.display))
+        stopped = stack.enter_context(run.opened(resume, fallback))
+        if run.step == 0:  # the metrics of the initial weights
             run.validate()
         while not run.is_over:
             run.shared.signal = signal_number(stopped)
@@ -326,6 +322,16 @@ def carry_out_together(run: SharedTraining, resume: bool, fallback: bool) -> Res
             if run.checkpoint_due:
                 run.save()
         return run.finish()
+
+
+@contextlib.contextmanager
+def saying_how_to_resume(run: SharedTraining) -> Iterator[None]:
+    """Inside, the error about a process that died says how the run can be resumed."""
+    try:
+        yield
+    except LostProcess as error:
+        error.args = (f"{error} {run.resume_hint}".rstrip(),)
+        raise
 
 
 def signal_number(stopped: list[str]) -> int:
