@@ -243,8 +243,9 @@ class Shared(Method):
         tolerance = TOLERANCES.get(together.dtype, 1e-2)
         if not torch.allclose(together, torch.cat(alone, 1), tolerance, tolerance, equal_nan=True):
             raise Unsupported(
-                "the loss or the penalty of a sample depends on the other samples of its batch, "
-                "so a batch cannot be shared by processes: make it a function of one sample."
+                "the loss or the penalty of a sample depends on the other samples of its batch (or "
+                "on the padding up to the longest of them), so processes cannot share a batch: "
+                "make it a function of one sample and its own steps."
             )
 
     def _sample_values(
