@@ -30,6 +30,7 @@ if (
 TOGETHER = (
     "tests/cli/test_compare.py",
     "tests/house/test_readme.py::test_blocks_run",
+    "tests/training/test_many_processes.py",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[ddp",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[sharded",
 )
@@ -53,16 +54,23 @@ def pytest_addoption(parser):
         action="store_true",
         help="run every case of the large tables, not a part of them",
     )
+    parser.addoption(
+        "--scale",
+        action="store_true",
+        help="run the tests of many processes and large data, as in make test-scale",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
     """Tests marked `thorough`, and most cases of those marked `sampled`, run with --thorough
-    alone.
+    alone; tests marked `scale` with --scale alone.
     """
-    if config.getoption("--thorough"):
-        return
-    left_out = {item for item in items if item.get_closest_marker("thorough")}
-    left_out |= cases_not_sampled(items)
+    left_out = set()
+    if not config.getoption("--scale"):
+        left_out |= {item for item in items if item.get_closest_marker("scale")}
+    if not config.getoption("--thorough"):
+        left_out |= {item for item in items if item.get_closest_marker("thorough")}
+        left_out |= cases_not_sampled(items)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 

@@ -53,7 +53,7 @@ def gradient_cases() -> dict[str, tuple[Any, Any, Any]]:
         cases[f"{name} bptt"] = (co.BPTT, *given)
         cases[f"{name} log-ratio"] = (lambda: co.Penalised("log-ratio", 0.3), *given)
     given = network(), batch()
-    for name in set(co.penalties.PENALTIES) - set(MIXING):
+    for name in sorted(set(co.penalties.PENALTIES) - set(MIXING)):
         cases[f"penalty {name}"] = (lambda name=name: co.Penalised(name, 0.3), *given)
     sum_of_two = 0.5 * co.penalties.penalty("variance") + "isometry"
     cases["a sum of penalties"] = (lambda: co.Penalised(sum_of_two, 0.3), *given)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -312,8 +313,8 @@ def carry_out_together(run: SharedTraining, resume: bool, fallback: bool) -> Res
         stopped = stack.enter_context(run.opened(resume, fallback))
         if run.step == 0:  # the metrics of the initial weights
             run.validate()
+        run.shared.read_signal = partial(signal_number, stopped)
         while not run.is_over:
-            run.shared.signal = signal_number(stopped)
             run.advance()
             if run.step % run.plan.every == 0 or run.is_over:
                 run.validate()
