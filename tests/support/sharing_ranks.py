@@ -70,7 +70,7 @@ def gradients(group: Group) -> dict[str, Any]:
     }
 
 
-BITS = ("lstm every B=7 weighted log-ratio", "gru last B=1 bptt", "chain penalised", "stack")
+BITS = ("lstm every B=7 weighted log-ratio", "one sample", "chain penalised", "stack")
 
 
 def runs(folder: Path) -> dict[str, Any]:

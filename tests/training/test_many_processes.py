@@ -18,7 +18,7 @@ import torch
 import coadjoint as co
 import sharing
 from paths import SUPPORT
-from sharing_ranks import BITS, COMMAND, REFUSED, SMALL
+from sharing_ranks import BITS, COMMAND, REFUSED, SMALL, call
 from torchrun import GRACE, environment, said, start, torchrun, wait_for_rows, worker
 
 pytestmark = [
@@ -103,15 +103,15 @@ def test_a_saved_run_goes_on_with_one_process(size, tmp_path):
 @functools.cache
 def trained_alone() -> Path:
     """The run of COMMAND, and then longer, in one process."""
-    folder = Path(tempfile.mkdtemp())
-    for words in (f"{COMMAND} --out run", "resume run --steps 16"):
-        coadjoint_alone(words, folder)
-    return folder / "run"
+    run = Path(tempfile.mkdtemp()) / "run"
+    for words in (f"{COMMAND} --out {run}", f"resume {run} --steps 16"):
+        call_alone(words)
+    return run
 
 
-def coadjoint_alone(words: str, cwd: Path) -> None:
-    command = torchrun(1)[:1] + ["-m", "coadjoint", *words.split(), "--quiet"]
-    subprocess.run(command, cwd=cwd, env=environment(), check=True, timeout=GRACE)
+def call_alone(words: str) -> None:
+    code, _, complaint = call(words)
+    assert (code, complaint) == (0, "")
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -168,8 +168,8 @@ def test_a_refusal_ends_all_processes_and_is_printed_once(size, name):
 
 def test_a_process_that_dies_ends_the_run_with_one_line(tmp_path):
     """Rank 1 is killed; the same command then goes on, and ends in the same weights."""
-    words = f"train temporal-order --steps 400 --every 40 --checkpoint 10 {SMALL} --out run"
-    process = start(2, "-m", "coadjoint", *words.split(), "--continue", cwd=tmp_path)
+    words = f"train temporal-order --steps 200 --every 40 --checkpoint 10 {SMALL} --continue"
+    process = start(2, "-m", "coadjoint", *words.split(), "--out", "run", cwd=tmp_path)
     try:
         wait_for_rows(tmp_path / "run", 30, process)
         rank_1 = worker(process, 1)
@@ -181,10 +181,10 @@ def test_a_process_that_dies_ends_the_run_with_one_line(tmp_path):
     [line] = said(tmp_path)
     assert line.startswith("coadjoint: error: one of the 2 processes of this run has died")
     assert line.endswith("Resume with: coadjoint resume run")
-    coadjoint_alone(f"{words} --shards 2 --continue", tmp_path)
-    coadjoint_alone(f"{words}-undisturbed --shards 2", tmp_path)
+    for folder in ("run", "undisturbed"):
+        call_alone(f"{words} --shards 2 --out {tmp_path / folder}")
     for name in ("metrics.jsonl", "model.safetensors"):
-        undisturbed = tmp_path / "run-undisturbed" / name
+        undisturbed = tmp_path / "undisturbed" / name
         assert (tmp_path / "run" / name).read_bytes() == undisturbed.read_bytes()
 
 
