@@ -17,6 +17,7 @@ baselines            metrics by name, and the figures of a run beside those of b
 splits               what is split off from the training file, also in older run folders
 progress             progress lines and bars
 train                train
+together             train and resume under torchrun
 resume               resume, replay
 predict              predict, report
 evaluate             evaluate

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ def process_number() -> int:
     return dist.get_rank() if is_group_there() else 0
 
 
+T = TypeVar("T")
 NOTICED: list[str] = []  # what was raised about processes that are gone
 
 
@@ -89,12 +90,12 @@ def to_sent(values: Tensor) -> Tensor:
     return values.clone()
 
 
-def gather_objects(value: Any) -> list[Any]:
+def gather_objects(value: T) -> list[T]:
     """The values of all processes, in their order, on all of them."""
     P = process_count()
+    values = [value] * P  # to be overwritten, but for a process that is alone
     if P == 1:
-        return [value]
-    values: list[Any] = [None] * P
+        return values
     with noticing_deaths():
         dist.all_gather_object(values, value)
     return values

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -381,7 +380,7 @@ def refuse_different_batches(prints: Sequence[float]) -> None:
 
 def raise_first(faults: list[Fault], shards: int) -> None:
     """Raise the error of the first shard that has one, the same in every process."""
-    found: list[Any] = []
+    found: list[Fault] = []
     for of_process in gather_objects(faults):
         found += of_process
     k, name, text = min(found)

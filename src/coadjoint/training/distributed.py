@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,7 @@ from ..gradients.shared import Shared
 from ..networks.interface import Net
 from ..tasks.task import Task
 from . import launched
+from .json_types import JsonObject, Row
 from .plan import TrainingPlan
 from .progress import Result
 from .restore import load_weights
@@ -71,7 +72,7 @@ class Group:
 
     def gather(self, value: T) -> list[T]:
         """The values of all processes, on every process."""
-        values: list[Any] = [None] * self.size
+        values = [value] * self.size  # to be overwritten
         with noticing_deaths():
             dist.all_gather_object(values, value, group=self.words)
         return values
@@ -231,7 +232,7 @@ class SharedTraining(Training):
             self.follow()
             yield stopped
 
-    def log(self, row: dict[str, Any]) -> None:
+    def log(self, row: Row) -> None:
         """Log a row, on rank 0."""
         if self.leads:
             super().log(row)
@@ -349,7 +350,7 @@ def on_cpu(saved: Checkpoint) -> Checkpoint:
     return Checkpoint(saved.step, model, tensors, saved.state)
 
 
-def fields_to_send(result: Result) -> dict[str, Any]:
+def fields_to_send(result: Result) -> JsonObject:
     """The fields of a Result, but for the network and the rows, which stay with their process."""
     names = [f.name for f in fields(result) if f.name not in SENT_APART]
     return {name: getattr(result, name) for name in names}
