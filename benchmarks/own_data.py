@@ -2,6 +2,7 @@
 
     python benchmarks/own_data.py prepare SETS --music FOLDER    sets of other packages, as arrays
     python benchmarks/own_data.py choose SETS choose.jsonl       a search over candidate defaults
+    python benchmarks/own_data.py refine SETS refine.jsonl       changes of the defaults, one by one
     python benchmarks/own_data.py report SETS OUT                our defaults and a loop of torch
     python benchmarks/own_data.py linear SETS OUT                linear models and MiniRocket
     python benchmarks/own_data.py ranking choose.jsonl           the candidates, best first
@@ -20,6 +21,8 @@ tested as a whole. The test metric is that of the weights with the best validati
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -29,7 +32,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +178,60 @@ def window_of(wanted: int | None, meta: Row) -> int | None:
     return min(wanted or 100, size[1] // 4)
 
 
+# Fields of training.own_defaults.OwnDefaults: those of the first search, and longer runs.
+FIRST = {"least_steps": 800, "most_steps": 2000, "epochs": 200, "chunk": 32}
+LONGER = {"least_steps": 2000, "most_steps": 6000, "epochs": 600}
+REFINED_SEEDS = {"sequence": (0, 1), "next": (0, 1, 2)}
+
+
+def variants(group: str) -> dict[str, Row]:
+    """Changes of the defaults by name: "settings" by section, "fields" of OwnDefaults."""
+    slow: Settings = {"optimiser": {"lr": 3e-3}}
+    decay: Settings = {"optimiser": {"name": "adamw", "weight_decay": 0.1}}
+    if group == "sequence":
+        return {
+            "defaults": {},
+            "longer": {"fields": LONGER},
+            "lr 3e-3": {"settings": slow},
+            "longer, lr 3e-3": {"settings": slow, "fields": LONGER},
+            "dropout 0.2": {"settings": {"network": {"dropout": 0.2}}},
+            "hidden 128, lr 3e-3": {"settings": slow | {"network": {"hidden": 128}}},
+            "decay 0.1": {"settings": decay},
+            "longer, decay 0.1": {"settings": decay, "fields": LONGER},
+        }
+    slower: Settings = {"optimiser": {"lr": 1e-3}}
+    free: Settings = {"network": {"persistence": False}}
+    small: Settings = {"network": {"hidden": 64}}
+    few: Settings = {"training": {"batch": 8}}
+    large = LONGER | {"chunk": 128}
+    return {
+        "defaults": {},
+        "longer": {"fields": LONGER},
+        "lr 1e-3": {"settings": slower},
+        "longer, lr 1e-3": {"settings": slower, "fields": LONGER},
+        "chunk 64": {"fields": {"chunk": 64}},
+        "chunk 128": {"fields": {"chunk": 128}},
+        "longer, chunk 64": {"fields": LONGER | {"chunk": 64}},
+        "longer, chunk 128": {"fields": LONGER | {"chunk": 128}},
+        "hidden 64": {"settings": {"network": {"hidden": 64}}},
+        "decay 0.1": {"settings": decay},
+        "dropout 0.2": {"settings": {"network": {"dropout": 0.2}}},
+        "lstm": {"settings": {"network": {"cell": "lstm"}}},
+        "no persistence": {"settings": free},
+        "no persistence, longer": {"settings": free, "fields": LONGER},
+        "no persistence, lr 1e-3": {"settings": free | slower},
+        "longer, chunk 256": {"fields": LONGER | {"chunk": 256}},
+        "longer, chunk 128, decay 0.1": {"settings": decay, "fields": large},
+        "longer, chunk 128, hidden 64": {"settings": small, "fields": large},
+        "longer, chunk 128, batch 8": {"settings": few, "fields": large},
+        "longer, chunk 128, lstm": {"settings": {"network": {"cell": "lstm"}}, "fields": large},
+        "longer, chunk 128, no persistence": {"settings": free, "fields": large},
+        "batch 8": {"settings": few},
+        "chunk 128, batch 8": {"settings": few, "fields": {"chunk": 128}},
+        "chunk 128, batch 8, decay 0.1": {"settings": few | decay, "fields": {"chunk": 128}},
+    }
+
+
 # ------------------------------------------------------------------ a pool of runs
 
 
@@ -190,10 +247,28 @@ def carry_out(job: Row) -> Row:
             device = job.get("device", "cpu")
             found = own_runs.run_lstm(folder, job["set"], job["window"], job["seed"], device)
         else:
-            found = own_runs.run_ours(folder, job["set"], job["settings"], job["seed"])
+            with changed_defaults(job.get("fields", {})):
+                found = own_runs.run_ours(folder, job["set"], job["settings"], job["seed"])
     except Exception as error:  # a candidate that cannot be built must not end the search
         found = {"error": f"{type(error).__name__}: {error}"}
     return {key: value for key, value in job.items() if key != "folder"} | found
+
+
+@contextlib.contextmanager
+def changed_defaults(fields: dict[str, int]) -> Iterator[None]:
+    """Other fields of the defaults for your own data, for as long as this lasts."""
+    from coadjoint.training import own_defaults
+
+    choose_defaults = own_defaults.choose_defaults
+
+    def choose_changed(*given: Any) -> Any:
+        return dataclasses.replace(choose_defaults(*given), **fields)
+
+    own_defaults.choose_defaults = choose_changed
+    try:
+        yield
+    finally:
+        own_defaults.choose_defaults = choose_defaults
 
 
 def key_of(row: Row) -> str:
@@ -269,6 +344,50 @@ def choose(folder: Path, path: Path, only: list[str], processes: int, minutes: f
                 jobs.append(job_of(folder, "second", name, meta[name], json.loads(text), seed))
     run_all(jobs, path, processes, begin + 60 * minutes * 0.93)
     print_ranking(path)
+
+
+def refine(folder: Path, path: Path, only: list[str], processes: int, minutes: float) -> None:
+    """Try changes of the defaults, as they are now, on the sets to choose on."""
+    meta = read_meta(folder)
+    names = [name for name in meta if meta[name]["role"] == "choose"]
+    names = [name for name in names if not only or name in only]
+    jobs = []
+    for name in sorted(names, key=lambda name: -entries_of(meta[name])):
+        group = group_of(meta[name])
+        if group not in REFINED_SEEDS:
+            continue
+        for seed in REFINED_SEEDS[group]:
+            for variant, changes in variants(group).items():
+                fields = changes.get("fields", {})
+                if "chunk" in fields and window_of(None, meta[name]) is None:
+                    continue  # there is nothing to cut
+                job = {"method": "ours", "stage": "refine", "group": group, "set": name}
+                job |= {"kind": meta[name]["kind"], "name": variant, "seed": seed}
+                job |= {"settings": changes.get("settings", {}), "folder": str(folder)}
+                jobs.append(job | {"fields": FIRST | fields})
+    run_all(jobs, path, processes, time.time() + 60 * minutes)
+    print_refined(path)
+
+
+def print_refined(path: Path) -> None:
+    """Each change against the defaults: the mean difference in what is lost, set by set."""
+    rows = [row for row in read_rows(path) if row["stage"] == "refine" and "error" not in row]
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for row in rows:
+        by_set = found.setdefault(row["group"], {}).setdefault(row["name"], {})
+        by_set.setdefault(row["set"], []).append(value_of(row, "valid"))
+    for group, by_name in found.items():
+        sets = list(by_name["defaults"])
+        print(f"\n{group}: wrong answers or log mse, less those of the defaults")
+        print(f"{'':22s} {'mean':>7s}", *(f"{name[:9]:>9s}" for name in sets))
+        for name, by_set in by_name.items():
+            change = {}
+            for key in by_set:
+                base = statistics.fmean(by_name["defaults"][key])
+                change[key] = statistics.fmean(by_set[key]) - base
+            mean = statistics.fmean(max(-0.5, min(0.5, value)) for value in change.values())
+            cells = [f"{change[key]:9.3f}" if key in change else " " * 9 for key in sets]
+            print(f"{name:22s} {mean:7.3f}", *cells)
 
 
 def steps_in(meta: Row) -> int:
@@ -405,7 +524,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    stages = ("prepare", "choose", "report", "linear", "ranking", "table")
+    stages = ("prepare", "choose", "refine", "report", "linear", "ranking", "table")
     parser.add_argument("stage", choices=stages)
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--music", type=Path)
@@ -423,6 +542,8 @@ def main() -> None:
         own_sets.prepare(given.paths[0], given.music)
     elif given.stage == "choose":
         choose(given.paths[0], given.paths[1], only, given.jobs, given.budget_minutes)
+    elif given.stage == "refine":
+        refine(given.paths[0], given.paths[1], only, given.jobs, given.budget_minutes)
     elif given.stage == "report":
         report(given.paths[0], given.paths[1], only, given)
     elif given.stage == "ranking":

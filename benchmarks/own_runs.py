@@ -211,8 +211,8 @@ def lstm_loss(task: Data, a: Tensor, y: Tensor, lengths: Tensor) -> Tensor:
 
 LSTM_BATCH = 32
 LSTM_PATIENCE = 20  # validations
-LSTM_STEPS = 1500  # unless its patience ends it
-LSTM_VALIDATIONS = 50
+LSTM_STEPS = 6000  # unless its patience ends it
+LSTM_VALIDATIONS = 200
 
 
 def run_lstm(

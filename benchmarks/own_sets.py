@@ -22,6 +22,8 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray]
 WATCH_STEPS = 64  # of a window of seglearn's watch data, at 25 Hz
+TUNES = 200  # of each part of the Nottingham collection
+TUNE_STEPS = 128
 MUSIC_STEPS = 60  # of a piece, to tell its collection
 
 
@@ -227,6 +229,14 @@ def chorales(folder: Path) -> Arrays:
     return parts(**{part: pad(found) for part, found in pieces.items()})
 
 
+def folk_tunes(folder: Path) -> Arrays:
+    """The next notes of the Nottingham collection: some tunes, from their beginning."""
+    loaded = {}
+    for part, pieces in music_pieces(folder, "Nottingham").items():
+        loaded[part] = pad([piece[:TUNE_STEPS] for piece in pieces[:TUNES]])
+    return parts(**loaded)
+
+
 def collections(folder: Path) -> Arrays:
     """Which of four collections a piece comes from, by its first steps."""
     loaded = {}
@@ -303,9 +313,10 @@ REPORT: dict[str, tuple[str, str, Callable[[], Arrays]]] = {
     "diabetes": ("regress", "sample", lambda: table("load_diabetes")),
     "digits, flat": ("classify", "sample", lambda: table("load_digits")),
 }
-MUSIC: dict[str, tuple[str, str, Callable[[Path], Arrays]]] = {
-    "chorales": ("next", "every", chorales),
-    "collections": ("classify", "last", collections),
+MUSIC: dict[str, tuple[str, str, str, Callable[[Path], Arrays]]] = {
+    "folk tunes": ("choose", "next", "every", folk_tunes),
+    "chorales": ("report", "next", "every", chorales),
+    "collections": ("report", "classify", "last", collections),
 }
 
 
@@ -317,8 +328,8 @@ def prepare(folder: Path, music: Path | None) -> None:
         for name, (kind, at, reader) in sets.items():
             readers.append((name, role, kind, at, reader))
     if music is not None:
-        for name, (kind, at, music_reader) in MUSIC.items():
-            readers.append((name, "report", kind, at, functools.partial(music_reader, music)))
+        for name, (role, kind, at, music_reader) in MUSIC.items():
+            readers.append((name, role, kind, at, functools.partial(music_reader, music)))
     described = {}
     for name, role, kind, at, read in readers:
         arrays = read()

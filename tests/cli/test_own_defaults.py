@@ -68,15 +68,15 @@ def test_one_answer_for_a_sequence():
         "cell": "gru", "hidden": 64, "bidirectional": True, "readout": "mean",
     }  # fmt: skip
     assert "task" not in values  # whole sequences
-    # 40 sequences in training, 3 steps an epoch: 200 epochs are fewer than the least steps.
+    # 40 sequences in training, 3 steps an epoch: 600 epochs are fewer than the least steps.
     assert len(task.sets["train"]) == 40
     training = values["training"]
-    assert training == {"batch": 16, "clip": 1.0, "steps": 801, "every": 21, "patience": 20}
-    assert values["optimiser"] == {"lr": 1e-2, "schedule": "cosine", "warmup": 40}
+    assert training == {"batch": 16, "clip": 1.0, "steps": 2001, "every": 51, "patience": 20}
+    assert values["optimiser"] == {"lr": 1e-2, "schedule": "cosine", "warmup": 100}
     assert notes == [
         "defaults for your data: gru of 64 units, both directions, mean over steps, lr 0.01, "
         "cosine, batch 16, clip 1",
-        "at most 267 epochs (801 steps); stops after 20 validations without improvement",
+        "at most 667 epochs (2,001 steps); stops after 20 validations without improvement",
     ]
 
 
@@ -96,7 +96,14 @@ def test_every_step_and_the_next_one():
 
 
 @pytest.mark.parametrize(
-    ("n", "steps", "chunk"), [(1, 200, 32), (1, 60, 14), (5, 40, 9), (1, 9, 2), (60, 200, None)]
+    ("n", "steps", "chunk"),
+    [
+        (1, 200, 32),
+        (1, 60, 14),
+        (5, 40, 9),
+        (1, 9, 2),
+        (60, 200, None),
+    ],
 )
 def test_few_long_series_are_cut_into_chunks(n, steps, chunk):
     split = {"split": [1.0, 0.0, 0.0]}
@@ -116,8 +123,8 @@ def test_the_batch_and_the_length_of_a_run_go_by_the_size():
     """By numbers alone: the arrays of a large set would take long to write."""
     wanted = [
         # sequences, steps of each: batch, steps of training
-        (12, 10, 16, 800), (1600, 10, 16, 2000), (5000, 10, 64, 2054), (60_000, 2, 128, 4690),
-        (1600, 2000, 16, 1000),
+        (12, 10, 16, 2000), (1600, 10, 16, 6000), (5000, 10, 64, 6004), (90_000, 2, 128, 7040),
+        (1600, 2000, 16, 2000),
     ]  # fmt: skip
     config = flags.resolve(None, {"data": {"train": "x"}})
     for n, length, batch, steps in wanted:
@@ -219,7 +226,7 @@ def test_an_optimiser_of_ones_own_keeps_its_settings():
 def test_no_patience_without_a_validation_set():
     values, notes, _ = fill(write_labelled(50, 8), data={"split": [1.0, 0.0, 0.0]})
     assert "patience" not in values["training"]
-    assert notes[1] == "200 epochs (800 steps)"
+    assert notes[1] == "600 epochs (2,400 steps)"
 
 
 def test_a_built_in_task_keeps_its_defaults(coadjoint):

@@ -77,12 +77,12 @@ class BPTT(Method):
 
         `_rho` is not used: captured gradients pass the penalty's weight to every method.
         """
-        parameters = trained_parameters(net)
         by_hand = HandGradient.of(net, batch, loss)
         if by_hand is not None:
-            gradient = name_by_id(parameters, by_hand.loss_gradient())
+            gradient = name_by_id(by_hand.layers.trained, by_hand.loss_gradient())
             zeros = torch.zeros_like(by_hand.losses)
             return GradientTuple(by_hand.losses, zeros, gradient), by_hand.run
+        parameters = trained_parameters(net)
         with torch.enable_grad():
             run = run_function(net)(batch)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from ..networks.chain import Chain
 from ..networks.chain_loss import slope_formula
-from ..networks.chain_parts import ChainPart, CostateSlope, Slopes, are_written_down, split_run
+from ..networks.chain_parts import ChainPart, CostateSlope, Slopes, split_run
 from ..networks.chain_run import ChainCostates, ChainRun
 from ..networks.interface import Net
 from ..networks.stretches import ScaledBlock, normalise
+from ..networks.written_layers import WrittenLayers, written_layers
 from ..objectives.batch import Batch
-from ..objectives.losses import LOSSES, LossLike
+from ..objectives.losses import LOSSES, LossLike, LossPoint
 from ..sweeps.affine import plus
 from ..sweeps.costates import BaseCostates
 from ..sweeps.functions import is_transformed
@@ -81,22 +82,32 @@ class HandGradient:
     """The gradient of a chain for one batch, of L or of share L + rho G.
 
     run     of the chain, without a graph
+    layers  what the chain holds
     losses  of each sample, [B]
     """
 
-    def __init__(self, run: ChainRun, batch: Batch, loss: LossLike, twice: bool) -> None:
+    def __init__(
+        self, run: ChainRun, layers: WrittenLayers, batch: Batch, loss: LossLike, twice: bool
+    ) -> None:
         self.run = run
+        self.layers = layers
         self.batch = batch
-        self.parts: list[ChainPart] = split_run(run)
+        self.parts: list[ChainPart] = split_run(run, layers)
         self.a = run.a.detach()
         judge = run.judge(loss, batch.y, batch.mask, batch.reduce)
         self.formula = slope_formula(judge)
+        self.point: LossPoint | None = None
         if self.formula is None:
             with torch.enable_grad():
                 a = self.a.requires_grad_()
                 value = judge.sample_losses(a)
                 (self.top,) = torch.autograd.grad(value.sum(), a, create_graph=twice)
             self.losses = value.detach()
+            return
+        self.point = self.formula.point(self.a, run.network.output)
+        if self.point is not None:
+            self.losses = self.point.value
+            self.top = self.point.slope
         else:
             self.losses = judge.sample_losses(self.a)
             self.top = self.formula.slope(self.a)  # dL/da
@@ -110,8 +121,11 @@ class HandGradient:
         chain = net.as_chain if isinstance(net, Net) else None
         if chain is None or not can_be_by_hand(chain, batch, loss):
             return None
+        layers = written_layers(chain, list(chain.maps))
+        if layers is None or not layers.trained:  # without any, the caller refuses the network
+            return None
         with torch.no_grad():
-            return HandGradient(chain.run(batch), batch, loss, twice)
+            return HandGradient(chain.run_written(batch, layers), layers, batch, loss, twice)
 
     @torch.no_grad()
     def loss_gradient(self) -> GradientById:
@@ -205,6 +219,8 @@ class HandGradient:
 
     def _loss_bend(self, change: Tensor) -> Tensor:
         """The change of dL/da along a change of a, [B, n]."""
+        if self.point is not None:
+            return self.point.bend(change)
         formula = self.formula
         if formula is not None and formula.loss.bend is not None:
             return formula.loss.bend(self.a, formula.y, change)
@@ -220,9 +236,14 @@ class HandGradient:
     def _adjoint(self, slope: Tensor, by_leaves: Sequence[Slopes]) -> GradientById:
         """The gradient by the id of each parameter, from the objective's slope by a, [B, n]."""
         gradient: GradientById = {}
+        weights = self.layers.weights
+        biases = self.layers.biases
+        end = len(weights)
         for part, of_leaves in zip(reversed(self.parts), reversed(by_leaves), strict=True):
             slope = part.adjoint(slope, of_leaves)
-            part.add_gradients(gradient)
+            begin = end - len(part.layers)
+            part.add_gradients(gradient, weights[begin:end], biases[begin:end])
+            end = begin
         return gradient
 
 
@@ -242,15 +263,15 @@ def slopes_by_start(
 
 
 def can_be_by_hand(chain: Chain, batch: Batch, loss: LossLike) -> bool:
-    """Whether all maps are written down, and nothing but the maps and the loss is differentiated.
+    """Whether the loss is a known one of a plain batch, and torch does nothing around the run.
 
-    A loss of the user's own may read the weights, which are no inputs of the sweeps.
+    The maps must be written down, too: see `written_layers`. A loss of the user's own may read the
+    weights, which are no inputs of the sweeps.
     """
     x = batch.u
     is_known = isinstance(loss, str) or any(loss is known for known in LOSSES.values())
     is_plain = isinstance(x, Tensor) and x.dim() == 2 and x.device.type in ("cpu", "cuda")
     if not is_known or not is_plain or autocast_is_on() or is_transformed():
         return False
-    if x.dtype not in (torch.float32, torch.float64) or chain.must_be_called():
-        return False
-    return are_written_down(chain.maps)
+    is_ours = type(chain).run is Chain.run and not chain.must_be_called()
+    return is_ours and x.dtype in (torch.float32, torch.float64)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import InputError, KindError, NumericalError, brief
 from ..networks.interface import Net, NetRun, run_function
@@ -161,13 +161,8 @@ class Penalised(Method):
                 f"the schedule returned rho = {rho} at step {self.step}; expected a finite "
                 "number, at least 0."
             )
-        dtype = next(net.parameters()).dtype
-        largest = torch.finfo(dtype).max
-        if rho > largest:
-            raise NumericalError(
-                f"the penalty's weight rho = {rho:g} is outside the range of "
-                f"{str(dtype).removeprefix('torch.')}, at most {largest:.2g}: lower the weight."
-            )
+        if rho > 1:  # which every type holds
+            refuse_if_out_of_range(rho, next(net.parameters()).dtype)
         if rho == 0 and not self.share:
             raise InputError(
                 f"pretraining minimises rho G alone, but rho is 0 at step {self.step}; expected "
@@ -278,12 +273,12 @@ class Penalised(Method):
 
         While a CUDA graph is captured, rho is a tensor, to be filled in before each replay.
         """
-        parameters = trained_parameters(net)
         by_hand = None
         if self.penalty.reads_run_only:
             by_hand = HandGradient.of(net, batch, loss, twice=True)
         if by_hand is not None:
-            return self._compute_by_hand(by_hand, parameters, rho)
+            return self._compute_by_hand(by_hand, rho)
+        parameters = trained_parameters(net)
         with torch.enable_grad():
             run = run_function(net)(batch)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
@@ -303,13 +298,13 @@ class Penalised(Method):
             return GradientTuple(lam.loss.detach(), G.detach(), gradient, decays), run, lam
 
     def _compute_by_hand(
-        self, by_hand: HandGradient, parameters: dict[str, nn.Parameter], rho: float | Tensor
+        self, by_hand: HandGradient, rho: float | Tensor
     ) -> tuple[GradientTuple, NetRun, RunCostates]:
         """Return what `compute` does, without a graph of torch's."""
         gradient, G, lam = by_hand.penalised_gradient(
             self._penalty_of, rho, self.share, self.penalty.with_slope
         )
-        named = name_by_id(parameters, gradient)
+        named = name_by_id(by_hand.layers.trained, gradient)
         decays = self._measure_decay(lam)
         return GradientTuple(by_hand.losses, G, named, decays), by_hand.run, lam
 
@@ -364,6 +359,16 @@ class Penalised(Method):
             known = decays.double()[~decays.isnan()]  # NaN: fewer than two nonzero costates
             self.state["decay"] += float(known.sum())
             self.state["samples"] += len(known)
+
+
+def refuse_if_out_of_range(rho: float, dtype: torch.dtype) -> None:
+    """Refuse a weight that the type of a network's numbers cannot hold."""
+    largest = torch.finfo(dtype).max
+    if rho > largest:
+        raise NumericalError(
+            f"the penalty's weight rho = {rho:g} is outside the range of "
+            f"{str(dtype).removeprefix('torch.')}, at most {largest:.2g}: lower the weight."
+        )
 
 
 def check_penalty(G: object, lam: RunCostates, name: str) -> Tensor:

@@ -18,6 +18,7 @@ chain_loss         the loss of its samples, with the slope by a where that has a
 stretches          consecutive maps, run and differentiated together
 dense_stretch      dense layers of one width as one sweep over depth
 chain_parts        the products of dense layers, for gradients without torch's graph
+written_layers     what one walk over the maps of a chain finds, for these gradients
 layerwise          the gradient of a chain by layer
 layers             costates through several layers: Recorded
 scaled_sources     gradients between layers, in units of powers of two

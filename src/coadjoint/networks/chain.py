@@ -36,6 +36,7 @@ from .interface import Net, check_positive
 from .maps import Conv, Dense, Flatten, MaxPool, Tied
 from .maps.starts import draw_weights
 from .stretches import LinearStretch, MapStretch, Stretch
+from .written_layers import WrittenLayers
 
 SHORTEST_STRETCH = 2  # dense layers; a single one gains nothing from a sweep
 
@@ -281,16 +282,26 @@ class Chain(Net):
         if not called and self.must_be_called():
             run: ChainRun = self(batch.u)
             return run
-        refuse_wrapper_around(self)
         refuse_mixing(self.maps)
-        if batch.lengths is not None or batch.x0 is not None:
-            raise InputError(
-                "a chain has no time steps and no initial state: leave out lengths and x0."
-            )
+        self._check_batch(batch)
         generators = None
         if self.training and not torch.is_grad_enabled():
             generators = random_states(self.like)
         return self._run_maps(batch, generators)
+
+    def run_written(self, batch: Batch, layers: WrittenLayers) -> ChainRun:
+        """The run over a batch, of maps that are all written down: none of them draws or mixes."""
+        self._check_batch(batch)
+        x = self._check_input(batch, layers.weights[0])
+        return ChainRun(self, batch, x, run_stretches(layers.maps, x, layers))
+
+    def _check_batch(self, batch: Batch) -> None:
+        """Refuse a wrapper around the chain, and what only sequences have."""
+        refuse_wrapper_around(self)
+        if batch.lengths is not None or batch.x0 is not None:
+            raise InputError(
+                "a chain has no time steps and no initial state: leave out lengths and x0."
+            )
 
     def repeat(self, run: ChainRun) -> ChainRun:
         """The same run again, with the random numbers that it drew."""
@@ -304,34 +315,47 @@ class Chain(Net):
         forward = getattr(self.forward, "__func__", None)  # the function behind the bound method
         return has_hooks(self) or forward is not Chain.forward
 
-    def _run_maps(self, batch: Batch, generators: list[Tensor] | None) -> ChainRun:
-        """The states of all maps, one stretch after the other."""
-        x = tensor_of("the input x", batch.u, self.like)
+    def _check_input(self, batch: Batch, like: Tensor) -> Tensor:
+        """The input x as a tensor on the device of `like`; what no map can take is refused."""
+        x = tensor_of("the input x", batch.u, like)
         if x.dim() < 1 or not x.is_floating_point():
             raise InputError(
                 "the input x of a chain is a tensor [B, ...] of real numbers; got "
                 f"{list(x.shape)} of {x.dtype}."
             )
         require_finite_input(x)
+        return x
+
+    def _run_maps(self, batch: Batch, generators: list[Tensor] | None) -> ChainRun:
+        """The states of all maps, one stretch after the other."""
+        x = self._check_input(batch, self.like)
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # where lam_0 = dL/dinput is taken
-        stretches: list[Stretch] = []
         maps = list(self.maps)
-        before = x
         with attention_with_derivatives(*maps):
-            begin = 0
-            while begin < len(maps):
-                end = end_of_stretch(maps, begin, before)
-                stretch: Stretch
-                if end - begin >= SHORTEST_STRETCH:
-                    stretch = run_dense(maps[begin:end], before)
-                else:
-                    end = begin + 1
-                    stretch = run_map(begin, maps[begin], before)
-                stretches.append(stretch)
-                before = stretch.last
-                begin = end
-        return ChainRun(self, batch, x, stretches, generators)
+            return ChainRun(self, batch, x, run_stretches(maps, x), generators)
+
+
+def run_stretches(
+    maps: Sequence[nn.Module], x: Tensor, layers: WrittenLayers | None = None
+) -> list[Stretch]:
+    """Run maps one stretch after the other, from x on; layers: what they hold, if it is known."""
+    stretches: list[Stretch] = []
+    before = x
+    begin = 0
+    while begin < len(maps):
+        end = end_of_stretch(maps, begin, before, layers is not None)
+        stretch: Stretch
+        if end - begin >= SHORTEST_STRETCH:
+            weights = None if layers is None else layers.matrices_and_biases(begin, end)
+            stretch = run_dense(maps[begin:end], before, weights)
+        else:
+            end = begin + 1
+            stretch = run_map(begin, maps[begin], before)
+        stretches.append(stretch)
+        before = stretch.last
+        begin = end
+    return stretches
 
 
 def run_map(index: int, module: nn.Module, x: Tensor) -> MapStretch:

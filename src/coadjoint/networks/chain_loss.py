@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..objectives.losses import LOSSES, Loss
+from ..objectives.losses import LOSSES, Loss, LossPoint, Output
 from ..sweeps.functions import (
     Context,
     Gradients,
@@ -57,6 +57,12 @@ class Formula(NamedTuple):
         """The slope of each sample's loss by its a, [B, n]."""
         assert self.loss.slope is not None
         return self.loss.slope(a, self.y)
+
+    def point(self, a: Tensor, output: Output) -> LossPoint | None:
+        """Losses, slopes and bends of all samples at once; None where there is no short cut."""
+        if self.loss.point is None or output not in (self.loss.folds or ("identity",)):
+            return None
+        return self.loss.point(a, self.y)
 
 
 def slope_formula(judge: Judge) -> Formula | None:

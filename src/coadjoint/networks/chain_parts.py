@@ -15,7 +15,7 @@ the penalty's slopes as sources of the tangents.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,23 +23,18 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..sweeps.affine import plus
-from ..sweeps.dense import dense_tangent, layer_gradients
+from ..sweeps.dense import dense_tangent, layer_gradients, row_norms
 from ..sweeps.plan import Saved
 from ..sweeps.rows import scale
 from ..sweeps.run import FormulaRun
-from ..sweeps.torch_internals import (
-    change_count,
-    has_hooks,
-    is_plain_parameter,
-    own_parameters,
-)
+from ..sweeps.torch_internals import change_count
 from .chain_run import ChainRun
 from .dense_stretch import DenseStretch
 from .maps import Dense, Tied
 from .maps.elementwise import ELEMENTWISE
 from .stretches import LinearStretch, MapStretch, ScaledBlock, Stretch, normalise
+from .written_layers import WrittenLayers
 
-WRITTEN_DOWN = (Dense, Tied, nn.Linear)
 Slopes = Sequence[Tensor | None]  # by each of a part's leaves; none if nothing has read them
 
 
@@ -99,16 +94,22 @@ class ChainPart(ABC):
     def differentiable(self) -> Stretch:
         """The stretch as a function of `leaves`, which are made here."""
 
-    def add_gradients(self, gradient: dict[int, Tensor]) -> None:
-        """Add the gradients by all parameters of the layers, by their ids."""
+    def add_gradients(
+        self,
+        gradient: dict[int, Tensor],
+        weights: Sequence[nn.Parameter],
+        biases: Sequence[nn.Parameter | None],
+    ) -> None:
+        """Add the gradients by the weights and biases of the layers, by their ids."""
         by_matrices = self.by_matrices.unbind(0)
-        by_biases = self.by_biases.unbind(0)
-        for layer, by_matrix, by_bias in zip(self.layers, by_matrices, by_biases, strict=True):
-            W, b = weight_and_bias(layer)
-            by_W = layer.pull_matrix(by_matrix) if isinstance(layer, Tied) else by_matrix
-            for p, g in ((W, by_W), (b, by_bias)):
-                key = id(p)  # where there is no bias, that of None, which nobody asks for
-                gradient[key] = gradient[key] + g if p is not None and key in gradient else g
+        for layer, W, by_matrix in zip(self.layers, weights, by_matrices, strict=True):
+            by_W = layer.pull_matrix(by_matrix) if type(layer) is Tied else by_matrix
+            key = id(W)
+            gradient[key] = gradient[key] + by_W if key in gradient else by_W
+        for b, by_bias in zip(biases, self.by_biases.unbind(0), strict=True):
+            key = id(b)  # where there is no bias, that of None, which nobody asks for
+            is_shared = key in gradient and b is not None
+            gradient[key] = gradient[key] + by_bias if is_shared else by_bias
 
 
 class SweptPart(ChainPart):
@@ -130,7 +131,9 @@ class SweptPart(ChainPart):
         )
         assert k is not None
         self.k = k
-        return ScaledBlock(self.lam.view(rows.T + 1, rows.B, -1), k.view(rows.T + 1, rows.B))
+        by_state = (rows.T + 1, rows.B)
+        size = row_norms(plan, self.lam).view(by_state)
+        return ScaledBlock(self.lam.view(*by_state, -1), k.view(by_state), size)
 
     def tangents(self, slope: CostateSlope | None, carried: Tensor | None) -> Tensor:
         """The tangent sweep in the units of the costates, and the bend of all layers."""
@@ -254,31 +257,6 @@ class SinglePart(ChainPart):
         return MapStretch(x, y)
 
 
-def are_written_down(maps: Iterable[nn.Module]) -> bool:
-    """Whether the gradients of all maps are written down here, and nothing else happens in them.
-
-    That would be hooks of the modules or of their parameters, another `forward`, and weights that
-    are no parameters of the maps' own.
-    """
-    for module in maps:
-        if type(module) not in WRITTEN_DOWN or has_hooks(module) or "forward" in vars(module):
-            return False
-        parameters = own_parameters(module)
-        # A Dense or Tied without a bias has None as an ordinary attribute.
-        is_complete = len(parameters) == 2 or ("W" in parameters and module.b is None)
-        if not is_complete or not all(map(is_plain_parameter, parameters.values())):
-            return False
-    return True
-
-
-def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter | None, nn.Parameter | None]:
-    """The parameters of a layer that is written down; None for a bias that it has not."""
-    parameters = own_parameters(layer)
-    if "W" in parameters:
-        return parameters["W"], parameters.get("b")
-    return parameters["weight"], parameters["bias"]
-
-
 def effective_weights(layer: nn.Module) -> tuple[Tensor, Tensor | None, str]:
     """The matrix of a layer, its bias or None, and the name of its activation."""
     if isinstance(layer, nn.Linear):
@@ -287,9 +265,9 @@ def effective_weights(layer: nn.Module) -> tuple[Tensor, Tensor | None, str]:
     return layer.effective()
 
 
-def split_run(run: ChainRun) -> list[ChainPart]:
+def split_run(run: ChainRun, layers: WrittenLayers) -> list[ChainPart]:
     """The parts of a run whose maps are all written down, one for each stretch."""
-    maps = list(run.network.maps)
+    maps = layers.maps
     parts: list[ChainPart] = []
     begin = 0
     for stretch in run.stretches:

@@ -221,7 +221,7 @@ class ChainRun:
         blocks = [ScaledBlock(mantissa.flatten(1)[None], k[None])]
         for i, stretch in reversed(list(enumerate(self.stretches))):
             block = pulls[i](mantissa)
-            block = ScaledBlock(block.mantissa, block.exponent + k)
+            block = block._replace(exponent=block.exponent + k)
             if len(block.mantissa) > len(stretch):  # its last row is the first of the block above
                 block = join_above(block, blocks)
             blocks.append(block)
@@ -308,7 +308,7 @@ def join_above(block: ScaledBlock, blocks: list[ScaledBlock]) -> ScaledBlock:
     if len(blocks[-1].mantissa) == 1:
         blocks.pop()
         return block
-    return ScaledBlock(block.mantissa[:-1], block.exponent[:-1])
+    return block.without_last()
 
 
 class ChainCostates(BaseCostates):
@@ -357,7 +357,10 @@ class ChainCostates(BaseCostates):
     @functools.cached_property
     def size(self) -> Tensor:
         """The norms of the mantissas, [L + 1, B]."""
-        return torch.cat([norm(block.mantissa) for block in self.blocks])
+        sizes: list[Tensor] = []
+        for block in self.blocks:
+            sizes.append(norm(block.mantissa) if block.size is None else block.size)
+        return torch.cat(sizes)
 
     @functools.cached_property
     def size_1(self) -> Tensor:

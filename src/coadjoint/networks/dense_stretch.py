@@ -82,40 +82,56 @@ class DenseStretch:
         return list(self.rows.states(mu)[1:])
 
 
-def end_of_stretch(maps: Sequence[nn.Module], begin: int, x: Tensor) -> int:
+def end_of_stretch(
+    maps: Sequence[nn.Module], begin: int, x: Tensor, are_written: bool = False
+) -> int:
     """The end of the longest row of dense layers from `begin` on that one sweep can run.
 
     They have the width of x and one activation in common. `begin` itself if there is none.
+    are_written: all maps are known to be written down, without hooks.
     """
+    if x.dim() != 2:
+        return begin
+    width = x.shape[1]
+    activation = getattr(maps[begin], "activation", None)
+    if activation not in ACTIVATIONS:  # the functions that a cell's formula may use
+        return begin
     end = begin
-    while end < len(maps) and sweeps_can_run(maps[end], x):
-        if maps[end].activation != maps[begin].activation:
+    for module in maps[begin:]:
+        if not isinstance(module, SWEPT) or module.activation != activation:
+            break
+        if not module.inputs == module.outputs == width:
+            break
+        if not are_written and not is_plain_layer(module):
             break
         end += 1
     return end
 
 
-def sweeps_can_run(module: nn.Module, x: Tensor) -> bool:
-    """Whether a map is a dense layer from the width of x to the same width, for a sweep."""
-    if x.dim() != 2 or not isinstance(module, SWEPT) or has_hooks(module):
-        return False
-    # A subclass, or the user, may have replaced `forward`.
-    if type(module).forward is not Dense.forward or "forward" in vars(module):
-        return False
-    is_formula = module.activation in ACTIVATIONS  # the functions that a cell's formula may use
-    return is_formula and module.inputs == module.outputs == x.shape[1]
+def is_plain_layer(module: Dense | Tied) -> bool:
+    """Whether a dense layer has no hooks, and `forward` as it was written."""
+    # A subclass, or the user, may have replaced it.
+    is_ours = type(module).forward is Dense.forward and "forward" not in vars(module)
+    return is_ours and not has_hooks(module)
 
 
-def run_dense(layers: Sequence[nn.Module], x: Tensor) -> DenseStretch:
-    """Run dense layers of one width as an Elman network over depth, with a W for each step."""
-    weights: list[Tensor] = []
+def run_dense(
+    layers: Sequence[nn.Module],
+    x: Tensor,
+    weights_and_biases: tuple[list[Tensor], list[Tensor | None]] | None = None,
+) -> DenseStretch:
+    """Run dense layers of one width as an Elman network over depth, with a W for each step.
+
+    weights_and_biases: of the layers, if they are at hand.
+    """
+    if weights_and_biases is None:
+        weights_and_biases = find_weights(layers)
+    weights, found_biases = weights_and_biases
     biases: list[Tensor] = []
-    for layer in layers:
-        assert isinstance(layer, SWEPT)
-        W, b = matrix_and_bias(layer)
-        weights.append(W)
+    for W, b in zip(weights, found_biases, strict=True):
         biases.append(W.new_zeros(len(W)) if b is None else b)
-        activation = layer.activation  # the same for all
+    activation = layers[0].activation  # the same for all
+    assert isinstance(activation, str)
     cell = elman(activation)
     engine = engines.load(engines.resolve("auto", cell, x.device.type))
     assert engine is not None
@@ -133,6 +149,18 @@ def run_dense(layers: Sequence[nn.Module], x: Tensor) -> DenseStretch:
             base = base.repeat_interleave(len(x), 0)
     run = FormulaRun.run(plan, base, None, W, x, None)
     return DenseStretch(run if same_W is W else replace(run, W=same_W))
+
+
+def find_weights(layers: Sequence[nn.Module]) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The matrices of dense layers, and their biases or None."""
+    weights: list[Tensor] = []
+    biases: list[Tensor | None] = []
+    for layer in layers:
+        assert isinstance(layer, SWEPT)
+        W, b = matrix_and_bias(layer)
+        weights.append(W)
+        biases.append(b)
+    return weights, biases
 
 
 def matrix_and_bias(layer: Dense | Tied) -> tuple[Tensor, Tensor | None]:

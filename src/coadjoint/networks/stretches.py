@@ -35,6 +35,12 @@ class ScaledBlock(NamedTuple):
 
     mantissa: Tensor  # [m, B, n]
     exponent: Tensor  # [m, B], integers
+    size: Tensor | None = None  # [m, B], the norms of the mantissas, if they are at hand
+
+    def without_last(self) -> ScaledBlock:
+        """The block without its last state."""
+        size = None if self.size is None else self.size[:-1]
+        return ScaledBlock(self.mantissa[:-1], self.exponent[:-1], size)
 
 
 class Stretch(Protocol):

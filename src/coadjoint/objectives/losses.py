@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from torch import Tensor
 from ..cells.transport import Portable, remembers_origin
 from ..errors import InputError, KindError, Unsupported, choose, real, renamed_attributes
 from ..sweeps.checks import is_deferring_checks, require
+from ..sweeps.engines.c import per_sample
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda a: a,
@@ -44,6 +46,21 @@ def output_function(output: Output) -> Callable[[Tensor], Tensor]:
     return OUTPUTS[choose("output function", output, OUTPUTS)]
 
 
+class LossPoint(Protocol):
+    """A loss at one point: values and slopes of all entries, not to be differentiated."""
+
+    @property
+    def value(self) -> Tensor:
+        """The loss of each entry, [entries]."""
+
+    @property
+    def slope(self) -> Tensor:
+        """Its slope, [entries, outputs]."""
+
+    def bend(self, change: Tensor) -> Tensor:
+        """The change of the slope along a change of the point, both [entries, outputs]."""
+
+
 @dataclass(frozen=True)
 class Loss(Portable):
     """A loss, value(a or y_hat, y) -> [entries].
@@ -54,6 +71,8 @@ class Loss(Portable):
     slope  d value / d (a or y_hat), [entries, outputs], where it is shorter than what autograd
            does; y has passed `value` before
     bend   the change of the slope along a change of (a or y_hat), (a or y_hat, y, change), likewise
+    point  value, slope and bend at once, where they share their work: (a or y_hat, y) -> LossPoint,
+           or None where there is no short cut
     """
 
     name: str
@@ -61,6 +80,7 @@ class Loss(Portable):
     folds: tuple[str, ...] = ()
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
     bend: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    point: Callable[[Tensor, Tensor], LossPoint | None] | None = None
 
     @property
     def _function(self) -> Callable[..., object]:
@@ -144,6 +164,11 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
                 f"be integers: y.long(). Probabilities have shape {list(a.shape)}."
             )
         return -(_same_shape("cross-entropy", a, y) * log_softmax(a)).sum(-1)
+    return F.nll_loss(log_softmax(a), _check_classes(a, y).long(), reduction="none")
+
+
+def _check_classes(a: Tensor, y: Tensor) -> Tensor:
+    """The class numbers y of the rows of a; anything else is refused."""
     if y.shape != a.shape[:-1]:
         raise InputError(
             f"loss 'cross-entropy': the output has shape {list(a.shape)}, so y must hold class "
@@ -155,8 +180,14 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
             f"got {y.dtype}."
         )
     most = a.shape[-1] - 1
-    y = _check_range(y, 0, most, f"loss 'cross-entropy': class numbers must lie in 0..{most}")
-    return F.nll_loss(log_softmax(a), y.long(), reduction="none")
+    return _check_range(y, 0, most, f"loss 'cross-entropy': class numbers must lie in 0..{most}")
+
+
+def _cross_entropy_point(a: Tensor, y: Tensor) -> LossPoint | None:
+    """Value, slope and bend of class numbers y at once, in C; None where that is not possible."""
+    if y.is_floating_point() or a.dim() != 2:
+        return None
+    return per_sample.cross_entropy(a, _check_classes(a, y))
 
 
 def _check_range(y: Tensor, low: float, high: float, expected: str) -> Tensor:
@@ -247,6 +278,7 @@ cross_entropy = Loss(
     ("softmax", "identity"),
     _cross_entropy_slope,
     _cross_entropy_bend,
+    _cross_entropy_point,
 )
 binary_cross_entropy = Loss(
     "binary-cross-entropy",

@@ -36,6 +36,7 @@ from torch.nn.functional import pad
 from ..cells.transport import remembers_origin
 from ..errors import KindError, Unsupported, brief, check_seed, real, renamed_attributes
 from ..sweeps.costates import TIME, BaseCostates, Costates, keep_where_zero, norm
+from ..sweeps.engines.c import per_sample
 from ..sweeps.rows import scale
 from .draws import random_signs
 
@@ -119,6 +120,10 @@ def _log_ratio_with_slope(lam: BaseCostates) -> tuple[Tensor, Tensor]:
 
     r_1, ..., r_T are the log-ratios that it counts; there is none before and none after them.
     """
+    if lam.complete:
+        in_c = per_sample.log_ratios(lam.size, lam.exponent, lam.first)
+        if in_c is not None:
+            return in_c
     r = lam.log_ratios()[lam.first :]
     count = max(len(r), 1)
     padded = pad(r, (0, 0, lam.first + 1, 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from .torch_internals import (
 )
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 FunctionType = TypeVar("FunctionType", bound=type[Function])
 Inputs = tuple[Any, ...]  # the arguments of `apply`, tensors and others, by position
 Gradients = Sequence[Tensor | None]  # one for each argument of `apply`
@@ -102,6 +103,19 @@ def without_autocast(compute: Callable[..., Result], *args: object) -> Result:
     """compute(*args) with torch.autocast off, which would round products to half precision."""
     with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         return compute(*args)
+
+
+def without_graph(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function with torch.no_grad(), which takes time, and only if gradients are on."""
+    quiet = torch.no_grad()(function)
+
+    @functools.wraps(function)
+    def wrapped(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if torch.is_grad_enabled():
+            return quiet(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return wrapped
 
 
 class PrimalContext:

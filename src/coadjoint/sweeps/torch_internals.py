@@ -237,17 +237,28 @@ def is_compiled(module: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Does torch do something around a call of this module: hooks, or compiled code?"""
+    return has_own_hooks(module) or has_global_hooks()
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """Does this module have hooks of its own, or compiled code?"""
     # Written out: a chain asks this of each of its maps at every run.
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
-        or torch_module._global_forward_hooks
+        or module._compiled_call_impl is not None
+    )
+
+
+def has_global_hooks() -> bool:
+    """Are there hooks around the calls of all modules?"""
+    return bool(
+        torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks
         or torch_module._global_backward_hooks
         or torch_module._global_backward_pre_hooks
-        or module._compiled_call_impl is not None
     )
 
 

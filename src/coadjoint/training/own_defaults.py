@@ -17,11 +17,10 @@ from ..tasks.data import Data
 
 SectionValues = dict[str, dict[str, Any]]  # values by key, by section
 
-LEAST_STEPS = 800  # of training: those of the search
-MOST_STEPS = 2000  # unless LEAST_EPOCHS are more
-EPOCHS = 200
 LEAST_EPOCHS = 10
-MOST_ROWS = 8_000_000  # time steps of all batches together, unless LEAST_STEPS read more
+MOST_ROWS = (
+    8_000_000  # time steps of all batches together, unless the least number of steps is more
+)
 WARMUP_SHARE = 0.05  # of the steps
 CLIP = 1.0
 VALIDATIONS = 40  # in a run
@@ -29,7 +28,6 @@ PATIENCE = 20  # validations: half a run, as the step size of a cosine falls lat
 LARGEST_BATCH = 128
 MOST_STEPS_PER_EPOCH = 150  # beyond which the batch is doubled
 FEW_SEQUENCES = 32  # training sequences; fewer are cut into chunks where they are long
-CHUNK = 32
 GATED = ("gru", "lstm")
 # The keys of [network] beside which the defaults were tried; with another one they stay away.
 TRIED = ("cell", "hidden", "bidirectional", "readout", "layers", "dropout", "init", "skip")
@@ -59,16 +57,28 @@ class OwnDefaults:
     network       keys of [network]
     lr, batch     step size; sequences per step in a small set
     weight_decay  of adamw; None for adam
+    epochs        of training, but no fewer steps than `least_steps` and, unless LEAST_EPOCHS are
+                  more, at most `most_steps`
+    chunk         steps of the parts into which a few long training sequences are cut
     """
 
     network: Mapping[str, Any]
     lr: float | None
     batch: int
     weight_decay: float | None = None
+    least_steps: int = 800
+    most_steps: int = 2000
+    epochs: int = 200
+    chunk: int = 32
 
 
 ONE_ANSWER = OwnDefaults(
-    {"cell": "gru", "hidden": 64, "bidirectional": True, "readout": "mean"}, lr=1e-2, batch=16
+    {"cell": "gru", "hidden": 64, "bidirectional": True, "readout": "mean"},
+    lr=1e-2,
+    batch=16,
+    least_steps=2000,
+    most_steps=6000,
+    epochs=600,
 )
 EVERY_STEP = OwnDefaults({"cell": "gru", "hidden": 128}, lr=3e-3, batch=32, weight_decay=0.01)
 NEXT_STEP = OwnDefaults(
@@ -103,7 +113,7 @@ def fill(config: Sections, given: SectionValues, task: Data) -> Filled:
     filled = Filled()
     defaults = choose_defaults(config, given, task)
     fill_network(filled, defaults, given)
-    fill_chunk(filled, given, task)
+    fill_chunk(filled, defaults, given, task)
     fill_training(filled, defaults, config, given, task)
     fill_optimiser(filled, defaults, given)
     fill_warmup(filled, given, steps_of(filled, config, task))
@@ -158,14 +168,14 @@ def fill_network(filled: Filled, defaults: OwnDefaults, given: SectionValues) ->
     filled.put("network", **wanted)
 
 
-def fill_chunk(filled: Filled, given: SectionValues, task: Data) -> None:
+def fill_chunk(filled: Filled, defaults: OwnDefaults, given: SectionValues, task: Data) -> None:
     """Chunks of a few long training sequences, where each step has its target."""
     if "window" in given.get("data", {}) or "chunk" in given.get("task", {}):
         return
     steps = task.sets["train"].steps()
     if task.shape is not None or task.readout != "every" or len(steps) >= FEW_SEQUENCES:
         return
-    chunk = min(CHUNK, int(steps.mean()) // 4)
+    chunk = min(defaults.chunk, int(steps.mean()) // 4)
     if chunk >= 2:
         filled.put("task", chunk=chunk)
         task.cut_training(chunk)
@@ -189,8 +199,8 @@ def fill_training(
         return
     rows = batch * config.training.accumulate * float(task.sets["train"].steps().mean())
     per_epoch = task.steps_per_epoch(batch * config.training.accumulate)
-    steps = min(EPOCHS * per_epoch, MOST_STEPS, int(MOST_ROWS / rows))
-    epochs = max(LEAST_EPOCHS, math.ceil(max(LEAST_STEPS, steps) / per_epoch))
+    steps = min(defaults.epochs * per_epoch, defaults.most_steps, int(MOST_ROWS / rows))
+    epochs = max(LEAST_EPOCHS, math.ceil(max(defaults.least_steps, steps) / per_epoch))
     every = math.ceil(epochs / VALIDATIONS)
     filled.put("training", steps=epochs * per_epoch)
     if "every" not in training:

@@ -5,4 +5,5 @@ source      the cell's formula as C
 compiler    finds a compiler, compiles, keeps libraries (and CUDA's kernels) and checks them
 vectors.h, loops.h, points.h    the C that every cell shares
 dense.h     the C of dense layers alone
+per_sample  the loss and the log-ratios of a chain, once for each sample (per_sample.h)
 """

@@ -18,6 +18,7 @@ from torch import Tensor
 from ....cells.cell import Cell
 from ....cells.formula import ZERO, Node, evaluate_nodes
 from ....errors import Unsupported
+from ...functions import without_graph
 from ...memory import empty
 from ...plan import Saved, SweepPlan
 from ...pointers import pointers
@@ -263,7 +264,7 @@ def array_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     return tuple(integers.get(name, dtype) for name in ARRAY_NAMES)
 
 
-@torch.no_grad()
+@without_graph
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -288,7 +289,7 @@ def forward(
     return x, a, q
 
 
-@torch.no_grad()
+@without_graph
 def adjoint(
     plan: SweepPlan,
     saved: Saved,
@@ -323,7 +324,7 @@ def adjoint(
     return lam, delta, k
 
 
-@torch.no_grad()
+@without_graph
 def tangent(
     plan: SweepPlan,
     saved: Saved,
@@ -353,6 +354,7 @@ class CompiledDense(NamedTuple):
 
     tangent: Sweep
     layer_gradients: Callable[[ctypes.Array[ctypes.c_int64]], None]
+    row_norms: Callable[[int, int, int, int], None]  # (rows, d, addresses of the rows and norms)
 
 
 @functools.cache
@@ -360,10 +362,12 @@ def compiled_dense(cell: Cell, dtype: torch.dtype) -> CompiledDense:
     """Compile the loops of layers x_t = psi(a_t), or load those that were compiled before."""
     lib = compiler.library(dense_source(cell, dtype))
     lib.layer_gradients.restype = None
-    return CompiledDense(lib.dense_tangent, lib.layer_gradients)
+    lib.row_norms.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 2
+    lib.row_norms.restype = None
+    return CompiledDense(lib.dense_tangent, lib.layer_gradients, lib.row_norms)
 
 
-@torch.no_grad()
+@without_graph
 def dense_tangent(
     plan: SweepPlan,
     saved: Saved,
@@ -391,7 +395,7 @@ LAYER_ARRAYS = ("delta", "x", "lam_delta", "m", "by_W", "by_b")  # those of stru
 LAYER_FIELDS = ctypes.c_int64 * (4 + len(LAYER_ARRAYS))
 
 
-@torch.no_grad()
+@without_graph
 def layer_gradients(
     plan: SweepPlan, delta: Tensor, x: Tensor, lam_delta: Tensor | None, m: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -409,3 +413,13 @@ def layer_gradients(
     run_layers = compiled_dense(plan.cell, delta.dtype).layer_gradients
     run_layers(LAYER_FIELDS(rows.T, rows.B, d, threads, *held.addresses))
     return by_W, by_b
+
+
+@without_graph
+def row_norms(plan: SweepPlan, y: Tensor) -> Tensor:
+    """The norms of sweeps.dense.row_norms, in C."""
+    rows, d = y.shape
+    out = y.new_empty(rows)
+    held = pointers(("y", "norms"), (y, out), (rows * d, rows), (y.dtype, y.dtype), CPU)
+    compiled_dense(plan.cell, y.dtype).row_norms(rows, d, *held.addresses)
+    return out

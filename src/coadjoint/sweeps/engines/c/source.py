@@ -255,6 +255,12 @@ def dense_source(cell: Cell, dtype: torch.dtype) -> str:
     return cell_source(cell, dtype) + read_template("dense.h") + loop
 
 
+def per_sample_source(dtype: torch.dtype) -> str:
+    """What is computed once for each sample in C, for one type of number."""
+    text = f"#define REAL_IS_DOUBLE {int(dtype == torch.float64)}\n" + read_template("vectors.h")
+    return text + read_template("per_sample.h")
+
+
 class PointwiseSource(NamedTuple):
     """A Pointwise as C, and the terms that it is given beside its inputs."""
 

@@ -1,0 +1,91 @@
+"""What C computes once for each sample: against torch's own operations in float64."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from coadjoint.cells.classic import elman
+from coadjoint.sweeps import engines
+from coadjoint.sweeps.dense import row_norms
+from coadjoint.sweeps.engines.c import per_sample
+from coadjoint.sweeps.plan import SweepPlan
+from coadjoint.sweeps.rows import uniform_rows
+
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    if engines.device_refusal("cpu", "cpu") is not None:
+        pytest.skip("no compiler")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("classes", [1, 2, 10, 33])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_cross_entropy_with_slope_and_bend(classes, scale):
+    a = scale * torch.randn(7, classes, dtype=F64)
+    y = torch.randint(0, classes, (7,))
+    v = torch.randn(7, classes, dtype=F64)
+    point = per_sample.cross_entropy(a, y)
+    with torch.enable_grad():
+        leaf = a.clone().requires_grad_()
+        value = cross_entropy(leaf, y, reduction="none")
+        (slope,) = torch.autograd.grad(value.sum(), leaf, create_graph=True)
+        (bend,) = torch.autograd.grad(slope, leaf, v)
+    torch.testing.assert_close(point.value, value.detach(), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(point.slope, slope.detach(), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(point.bend(v), bend, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_the_slope_of_a_nearly_correct_answer_keeps_its_digits(dtype):
+    a = torch.tensor([[40.0, 0.0, 1.0]], dtype=dtype)
+    slope = per_sample.cross_entropy(a, torch.tensor([0])).slope[0]
+    others = torch.exp(torch.tensor([-40.0, -39.0], dtype=F64))
+    expected = torch.tensor([-others.sum(), *others], dtype=F64).to(dtype)
+    torch.testing.assert_close(slope, expected, rtol=1e-6, atol=0)
+
+
+def test_outputs_of_ten_thousand_and_infinity_stay_finite():
+    a = torch.tensor([[1e4, -1e4], [-1e4, 1e4]], dtype=F64)
+    point = per_sample.cross_entropy(a, torch.tensor([0, 0]))
+    assert point.value.tolist() == [0, 2e4]
+    assert point.slope.tolist() == [[0, 0], [-1, 1]]
+    unknown = per_sample.cross_entropy(torch.tensor([[torch.nan, 1.0]]), torch.tensor([1]))
+    assert unknown.value.isnan().all()
+
+
+@pytest.mark.parametrize("T", [0, 1, 2, 9])
+@pytest.mark.parametrize("first", [0, 1])
+def test_log_ratios_and_their_slope(T, first):
+    size = torch.rand(T + 1, 5, dtype=F64) + 0.1
+    k = torch.randint(-300, 300, (T + 1, 5), dtype=torch.int32)
+    value, slope = per_sample.log_ratios(size, k, first)
+    with torch.enable_grad():
+        log = size.log().requires_grad_()
+        norms = log + k * torch.tensor(2.0, dtype=F64).log()
+        r = (norms[:-1] - norms[1:])[first:]
+        expected = r.square().sum(0) / max(len(r), 1)
+        (by_log,) = torch.autograd.grad(expected.sum(), log)
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(slope, by_log, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("n", [1, 3, 16, 37, 64])
+def test_norms_of_rows(n):
+    plan = SweepPlan(elman("tanh"), uniform_rows(2, 3), engines.load("cpu"), checked=False)
+    y = torch.randn(9, n, dtype=F64)
+    torch.testing.assert_close(row_norms(plan, y), y.norm(dim=1), rtol=1e-14, atol=0)
+    expected = y.norm(dim=1)
+    y[4] = 2.0**-600  # its squares are zero
+    expected[4] = 2.0**-600 * n**0.5
+    torch.testing.assert_close(row_norms(plan, y), expected, rtol=1e-14, atol=0)
+
+
+def test_nothing_is_computed_where_gradients_are_asked_for():
+    with torch.enable_grad():
+        assert per_sample.cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)) is None
+    assert per_sample.cross_entropy(torch.zeros(2, 3).half(), torch.zeros(2).long()) is None
