@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MEETING_TIMEOUT = timedelta(minutes=5)  # torchrun starts the processes of a run at once
 STEP_TIMEOUT = timedelta(minutes=30)  # processes are never further apart than a step
 WORD_TIMEOUT = timedelta(days=1)  # rank 0 may validate, read or write for long
 PATIENCE = 10.0  # seconds
@@ -159,7 +160,7 @@ def join() -> Group:
         torch.cuda.set_device(launched.local_rank() % gpus)
         if gpus >= launched.local_size():
             backend = "cpu:gloo,cuda:nccl"
-    meeting = dist.rendezvous("env://", timeout=STEP_TIMEOUT)  # type: ignore[attr-defined]
+    meeting = dist.rendezvous("env://", timeout=MEETING_TIMEOUT)  # type: ignore[attr-defined]
     store, rank, size = next(iter(meeting))
     count = next(TIMES)  # what an earlier group has left in the store is not for this one
     prefixed = dist.PrefixStore  # type: ignore[attr-defined]
