@@ -13,9 +13,10 @@ from .. import errors
 from ..errors import CoadjointError, InputError, NumericalError, Unsupported, check_kind
 from ..networks.interface import Net
 from ..networks.judge import evaluation_mode
-from ..objectives.batch import Batch
+from ..objectives.batch import SAMPLE_AXIS, Batch
 from ..objectives.draws import drawing
 from ..objectives.losses import LossLike
+from ..sweeps.layout import tensor_of
 from .evaluation import Evaluation, Gradient, GradientTuple, evaluation_without_run
 from .method import Method, check_arguments, trained_parameters
 from .penalised import Penalised
@@ -115,11 +116,12 @@ class Shared(Method):
         batch = check_arguments(net, batch)
         shards = self._shard_count()
         self._refuse_own_state()
+        cut = self._cut(net, batch, loss, shards)
         self._refuse_if_samples_mix(net, batch, loss)
         self.method.begin_step()
         before = dict(self.state)
         factors = objective_factors(self.method)
-        flat = Flat(trained_parameters(net), len(batch.sizes), self.method.summed_state)
+        flat = Flat(trained_parameters(net), cut.B, self.method.summed_state)
 
         def evaluate_shard(part: Batch, index: Sequence[int], row: Tensor) -> None:
             """Fill in the row of one shard."""
@@ -132,7 +134,7 @@ class Shared(Method):
         rows = torch.zeros(
             len(own_shards(shards)), flat.width, dtype=flat.dtype, device=flat.device
         )
-        total = self._combine(net, batch, shards, rows, evaluate_shard)
+        total = self._combine(cut, shards, rows, evaluate_shard)
         self.state.update(before)
         for name, value in flat.read_sums(total).items():
             # Counts stay whole numbers.
@@ -145,14 +147,14 @@ class Shared(Method):
         """Compute the objective without its gradient; every process must call this."""
         batch = check_arguments(net, batch)
         shards = self._shard_count()
-        B = len(batch.sizes)
+        cut = self._cut(net, batch, loss, shards)
         rows = torch.zeros(len(own_shards(shards)), 1 + NOTES, dtype=torch.float64)
 
         def evaluate_shard(part: Batch, index: Sequence[int], row: Tensor) -> None:
             """Write the objective of one shard into its row."""
-            row[0] = self.method.value(net, part, loss) * (len(index) / B)
+            row[0] = self.method.value(net, part, loss) * (len(index) / cut.B)
 
-        return float(self._combine(net, batch, shards, rows, evaluate_shard)[0])
+        return float(self._combine(cut, shards, rows, evaluate_shard)[0])
 
     def _shard_count(self) -> int:
         """The number of shards; fewer than there are processes are refused."""
@@ -165,10 +167,21 @@ class Shared(Method):
             )
         return shards
 
+    def _cut(self, net: Net, batch: Batch, loss: LossLike, shards: int) -> Cut:
+        """Cut the batch into shards; one that cannot be cut is refused as the method would."""
+        try:
+            return Cut.of(batch, net.readout, shards)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            self.method.value(net, batch, loss)  # says what is wrong with the batch
+            if isinstance(error, CoadjointError):
+                raise
+            raise InputError(
+                f"this batch cannot be cut into shards: {errors.error_text(error)}."
+            ) from None
+
     def _combine(
         self,
-        net: Net,
-        batch: Batch,
+        cut: Cut,
         shards: int,
         rows: Tensor,
         evaluate_shard: Callable[[Batch, Sequence[int], Tensor], None],
@@ -179,16 +192,14 @@ class Shared(Method):
         the others to know, and which batch it was given. An error in one shard is raised by all.
         """
         faults: list[Fault] = []
-        dealt = deal(batch.sizes.tolist(), shards)
         # All processes draw the same number, and go on from the same state.
         seed = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
-        mark = fingerprint(batch)
         for row, k in zip(rows, own_shards(shards), strict=True):
-            index = dealt[k]
-            row[-1] = mark
-            if not index:
+            row[-1] = cut.mark
+            if k not in cut.parts:
                 continue
-            part = batch.select(index, net.readout) if len(index) < len(batch.sizes) else batch
+            index = cut.dealt[k]
+            part = cut.parts[k]
             try:
                 with drawing_by(seed + k), drawing(samples=tuple(index)):
                     evaluate_shard(part, index, row)
@@ -261,6 +272,30 @@ LOOKED_AT = 64  # entries of a tensor, spread evenly, by which batches are compa
 NOTES = 3  # entries at the end of a row: fault, signal, fingerprint of the batch
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A batch cut into shards."""
+
+    B: int
+    mark: float  # the fingerprint of the whole batch
+    dealt: list[list[int]]  # the samples of every shard
+    parts: dict[int, Batch]  # the shards of this process that have samples, by their numbers
+
+    @staticmethod
+    def of(batch: Batch, readout: str, shards: int) -> Cut:
+        """Cut a batch for a network with this readout."""
+        sizes = batch.sizes.tolist()
+        refuse_other_counts(batch, readout, len(sizes))
+        dealt = deal(sizes, shards)
+        parts = {}
+        for k in own_shards(shards):
+            if len(dealt[k]) == len(sizes):
+                parts[k] = batch
+            elif dealt[k]:
+                parts[k] = batch.select(dealt[k], readout)
+        return Cut(len(sizes), fingerprint(batch), dealt, parts)
+
+
 @dataclass
 class Flat:
     """The places of gradient, losses, penalties and sums in one row.
@@ -330,6 +365,17 @@ def deal(sizes: Sequence[int], shards: int) -> list[list[int]]:
         lap, place = divmod(k, shards)
         dealt[place if lap % 2 == 0 else shards - 1 - place].append(j)
     return [sorted(index) for index in dealt]
+
+
+def refuse_other_counts(batch: Batch, readout: str, B: int) -> None:
+    """Refuse targets, masks, weights or states of another number of samples than u has."""
+    axis = SAMPLE_AXIS[readout]
+    counted = [("y", batch.y, axis), ("mask", batch.mask, axis), ("weight", batch.weight, 0)]
+    if batch.x0 is not None and batch.x0.dim() > 1:  # [n] is one state for all samples
+        counted.append(("x0", batch.x0, 0))
+    for name, values, place in counted:
+        if values is not None and tensor_of(name, values).shape[place] != B:
+            raise InputError(f"{name} must have {B} samples, as u has.")
 
 
 def refuse_if_mixing(method: Method) -> None:
