@@ -42,6 +42,11 @@ class Prepared:
     parts: dict[str, Part]
 
     @property
+    def is_series(self) -> bool:
+        """Whether it is one series whose next step is to be predicted."""
+        return self.kind == "next" and len(self.parts["train"]["u"]) == 1
+
+    @property
     def is_higher_better(self) -> bool:
         """Whether its metric is an accuracy."""
         return self.kind == "classify"
@@ -80,6 +85,8 @@ def read_task(prepared: Prepared, path: Path, given: Settings) -> tuple[Config, 
 
     Series are validated and tested as a whole: their state is carried from the first step on.
     """
+    if prepared.is_series:
+        return read_series(prepared, path, given)
     arrays: dict[str, Any] = dict(prepared.parts["train"])
     np.savez(path, **arrays)
     data = {"train": str(path), "kind": prepared.kind, "split": [1.0, 0.0, 0.0]}
@@ -95,6 +102,23 @@ def read_task(prepared: Prepared, path: Path, given: Settings) -> tuple[Config, 
     for name in ("valid", "test"):
         task.sets[name] = scaled(task, prepared.parts[name])
     task.splits = ("valid", "test")
+    return config, task, values
+
+
+def read_series(prepared: Prepared, path: Path, given: Settings) -> tuple[Config, Data, Settings]:
+    """The same for one series, read as a whole and split in order of time, as a user would."""
+    parts = [prepared.parts[name]["u"] for name in ("train", "valid", "test")]
+    whole = np.concatenate(parts, axis=1)
+    np.savez(path, u=whole)
+    values = {key: dict(section) for key, section in given.items()}
+    shares = [part.shape[1] / whole.shape[1] for part in parts]
+    data = {"train": str(path), "kind": "next", "split": shares}
+    values["data"] = data | values.get("data", {})
+    config = build.resolve_dependent_keys(flags.resolve(None, values))
+    task = build_task.task_of(config)
+    assert isinstance(task, Data)
+    steps = [int(task.sets[name].steps()[0]) + 1 for name in ("train", "valid", "test")]
+    assert steps == [part.shape[1] for part in parts], (prepared.name, steps)
     return config, task, values
 
 
@@ -221,7 +245,7 @@ def run_lstm(
     """Train the plain loop: Adam with 1e-3, batches of 32, standardised inputs, early stopping."""
     prepared = load(folder, name, seed)
     with tempfile.TemporaryDirectory() as place:
-        _, task, _ = read_task(prepared, Path(place) / "train.npz", {})
+        _, task, _ = read_task(prepared, Path(place) / "train.npz", {"data": {"lags": [0]}})
     if window is not None:
         task.cut_training(window)
     begin = time.perf_counter()

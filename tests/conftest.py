@@ -29,8 +29,15 @@ if (
 # another.
 TOGETHER = (
     "tests/cli/test_compare.py",
+    "tests/house/test_layers.py",
+    "tests/house/test_lines.py",
+    "tests/house/test_mutants.py",
     "tests/house/test_readme.py::test_blocks_run",
     "tests/training/test_many_processes.py",
+<<<<<<< HEAD
+=======
+    "tests/nn/test_own_loops.py",
+>>>>>>> main
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[ddp",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[sharded",
 )
@@ -45,6 +52,13 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             return next((begin for begin in TOGETHER if nodeid.startswith(begin)), nodeid)
 
+        def mark_test_complete(self, node, item_index, duration=0):
+            """Forget what has run: all that was given out is counted after every test."""
+            scope = self._split_scope(self.registered_collections[node][item_index])
+            super().mark_test_complete(node, item_index, duration)
+            if all(self.assigned_work[node][scope].values()):
+                del self.assigned_work[node][scope]
+
     return Scheduling(config, log)
 
 
@@ -57,13 +71,21 @@ def pytest_addoption(parser):
     parser.addoption(
         "--scale",
         action="store_true",
+<<<<<<< HEAD
         help="run the tests of many processes and large data, as in make test-scale",
+=======
+        help="run the tests of many processes, machines and large data",
+>>>>>>> main
     )
 
 
 def pytest_collection_modifyitems(config, items):
     """Tests marked `thorough`, and most cases of those marked `sampled`, run with --thorough
+<<<<<<< HEAD
     alone; tests marked `scale` with --scale alone.
+=======
+    alone; those marked `scale` with --scale alone.
+>>>>>>> main
     """
     left_out = set()
     if not config.getoption("--scale"):
@@ -79,21 +101,55 @@ def cases_not_sampled(items):
     """The cases of tests marked `sampled(n)` but for one in n.
 
     They are taken along diagonals of the table, since every n-th line of it could hold the same
-    column each time. A case with a value of an argument that no case before it had stays as well,
-    so that every value is met.
+    column each time. A case with a value of an argument that no case on them has stays as well, so
+    that every value is met.
     """
-    left_out, met = set(), set()
+    left_out = set()
+    for one_in, cases in sampled_tables(items):
+        values = numbered_values(cases)
+        others = [i for i, row in enumerate(values) if sum(row.values()) % one_in]
+        met = {value for i, row in enumerate(values) if i not in others for value in row.items()}
+        for i in others:
+            if met.issuperset(values[i].items()):
+                left_out.add(cases[i])
+            met.update(values[i].items())
+    return left_out
+
+
+def sampled_tables(items):
+    """[(n, cases)] of the tests marked `sampled(n)`."""
+    tables = {}
     for item in items:
         mark = item.get_closest_marker("sampled")
-        if mark is None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        values = {(test, *value) for value in item.callspec.indices.items()}
-        if sum(item.callspec.indices.values()) % mark.args[0] and values <= met:
-            left_out.add(item)
-        else:
-            met |= values
-    return left_out
+        if mark is not None:
+            table = item.nodeid.partition("[")[0], mark.args[0]
+            tables.setdefault(table, []).append(item)
+    return [(one_in, cases) for (_, one_in), cases in tables.items()]
+
+
+def numbered_values(cases):
+    """[{argument: number of its value among those it takes in the table}], one for each case.
+
+    They are counted here because `callspec.indices` holds the number of the case for every
+    argument since pytest 8.
+    """
+    numbers, rows = {}, []
+    for case in cases:
+        row = {}
+        for argument, value in case.callspec.params.items():
+            known = numbers.setdefault(argument, {})
+            row[argument] = known.setdefault(identity(value), len(known))
+        rows.append(row)
+    return rows
+
+
+def identity(value):
+    """What two equal arguments of a table share, whether or not they can be hashed."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def edges() -> list[Edge]:
     """Every import of the package's own modules."""
     known = modules()

@@ -166,6 +166,12 @@ def dumped(text: str) -> str:
     return ast.dump(ast.parse(text))
 
 
+@functools.cache
+def source_of(path: Path) -> Source:
+    """A file of the source, read once: `stale` may be asked many times."""
+    return Source(path)
+
+
 def stale(root: Path) -> list[str]:
     """Rows of the tables that no longer fit the source, each in a sentence."""
     package = root / "coadjoint"
@@ -181,7 +187,7 @@ def stale(root: Path) -> list[str]:
             elif name != "OUTSIDE" and not key.endswith("/") and key not in scope:
                 wrong.append(f"{name}: {key} is not mutated")
     wrong += [f"TESTS: {file} has no tests" for file in scope if row_of(tables.TESTS, file) is None]
-    here = {file: Source(package / file) for file in scope}
+    here = {file: source_of(package / file) for file in scope}
     for file in {*tables.PARTS} & {*here}:
         names = set(defined(here[file].tree))
         wrong += [
@@ -192,9 +198,8 @@ def stale(root: Path) -> list[str]:
         if not (PROJECT / "tests" / test).exists():
             wrong.append(f"TESTS: there is no tests/{test}")
     texts = "\n".join(source.text for source in here.values())
-    for word in sorted(tables.WORDING):
-        if not re.search(rf"\b{word}\b", texts):
-            wrong.append(f"WORDING: nothing is called {word}")
+    words = {*re.findall(r"\w+", texts)}
+    wrong += [f"WORDING: nothing is called {word}" for word in sorted(tables.WORDING - words)]
     for pair in sorted(" ".join(sorted(p)) for p in tables.PAIRS):
         a, b = map(re.escape, pair.split())
         if not re.search(rf"\b{a}, {b}\b|\b{b}, {a}\b", texts):

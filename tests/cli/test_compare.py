@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coadjoint.cells import library, steps
-from coadjoint.cli import compared_runs, outcomes, program, workers
+from coadjoint.cli import compared_runs, existing_runs, outcomes, program, workers
 from coadjoint.cli import flags as setting_flags
 from coadjoint.errors import ConfigError
 from coadjoint.training import settings, storage
@@ -237,7 +237,7 @@ def test_a_run_that_fails_is_a_row_of_its_task(several):
 @pytest.mark.slow
 def test_runs_of_two_tasks_compare_in_two_tables(several, tmp_path):
     folder, *_ = several
-    found = compared_runs.compare_existing(
+    found = existing_runs.compare_existing(
         sorted((folder / "runs").iterdir()), tmp_path / "both", None
     )
     assert {task: [row[0] for row in rows] for task, (_, rows) in tables(found).items()} == {

@@ -1,4 +1,8 @@
-"""tests/support/compare.py accepts equal values and notices every kind of difference."""
+"""What the tests themselves rely on.
+
+tests/support/compare.py accepts equal values and notices every kind of difference; tables are
+sampled.
+"""
 
 import math
 
@@ -88,3 +92,10 @@ def test_same_bits_sees_every_bit():
             same_bits([other], [ONE])
     with pytest.raises(AssertionError, match="not the same finite bits: it"):
         same_bits(HOLE, HOLE)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("column", range(3))
+def test_of_a_sampled_table_its_diagonals_run(row, column, thorough):
+    assert thorough or (row + column) % 3 == 0

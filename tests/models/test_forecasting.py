@@ -11,12 +11,14 @@ from coadjoint.models.reference_forecasts import (
     drift,
     fit_autoregression,
     naive,
-    season_of_values,
     seasonal_naive,
 )
 from coadjoint.tasks.data import Data
 from coadjoint.tasks.files import read
 from coadjoint.tasks.files.sheet import Options
+from coadjoint.tasks.season import season_of_values
+from coadjoint.training.linear_start import begin_linear_
+from coadjoint.training.own_defaults import reads_lags
 
 
 def linear_network(weights, outputs=1, inputs=1):
@@ -87,6 +89,45 @@ def test_intervals_cover_what_they_promise(level):
         assert abs(inside[:, h].mean() - level) < 4 * np.sqrt(level * (1 - level) / n) + 0.01
 
 
+def skewed_noise(n, T, seed):
+    """n paths [T] of x_{t+1} = 0.6 x_t + e, with e + 1 exponential: the tails are not alike."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros((n, T + 30))
+    for t in range(1, T + 30):
+        x[:, t] = 0.6 * x[:, t - 1] + rng.exponential(size=n) - 1
+    return x[:, 30:]
+
+
+def test_learned_quantiles_cover_what_they_promise():
+    """A trained network against the true quantiles of the next step, and by coverage two ahead.
+
+    Bounds by the mean and deviation of errors, or intervals of both tails alike, would fail: the
+    lower end lies 0.95 below the mean, the upper 2.00 above it.
+    """
+    levels = (0.05, 0.5, 0.95)
+    data = Data.of(
+        skewed_noise(200, 40, 0), kind="next", horizon=2, quantiles=levels, split=(1, 0, 0)
+    )
+    torch.manual_seed(0)
+    net = co.Network("elman", inputs=1, hidden=2, outputs=6, readout="every", skip=True)
+    optimiser = co.optimisers.adam(0.03, schedule=co.optimisers.cosine())
+    co.train(net, data, optimiser=optimiser, steps=300, batch=200, every=300, seed=0)
+    n = 3000
+    series = skewed_noise(n, 12, 1)
+    past, truth = series[:, :10], series[:, 10:]
+    found = co.Model(net.eval(), data).forecast(past, 2, level=0.9)
+    assert "quantiles that the network learned" in found.notes[-1]
+    ends = np.stack([found.lower, found.values, found.upper], -1)[:, :, 0]  # [n, 2, 3]
+    true = 0.6 * past[:, -1:] - 1 - np.log(1 - np.array(levels))
+    np.testing.assert_allclose(ends[:, 0].mean(0), true.mean(0), atol=0.1)
+    np.testing.assert_allclose(ends[:, 0].std(0), true.std(0), rtol=0.2)
+    for h in range(2):
+        for j, level in enumerate(levels):
+            below = (truth[:, h] <= ends[:, h, j]).mean()
+            # Four deviations of a count, and what the weights, learned from 200 series, may miss.
+            assert abs(below - level) < 4 * np.sqrt(level * (1 - level) / n) + 0.01
+
+
 def test_several_steps_at_once_are_fed_in_blocks():
     series = noise(1, 80, 0.5, 3)
     weights = [[0.5], [0.25], [0.125]]
@@ -154,6 +195,108 @@ def test_known_columns_are_read_one_step_ahead(tmp_path):
     np.testing.assert_allclose(rolled.errors["network"], 0, atol=1e-8)
 
 
+def driven_rows(T, past):
+    """y_{t+1} = 0.5 y_t + 2 x_{t+1}: y [T], and rows of a table in which y ends after `past`."""
+    x = np.random.default_rng(5).normal(size=T)
+    y = np.zeros(T)
+    for t in range(1, T):
+        y[t] = 0.5 * y[t - 1] + 2 * x[t]
+    rows = [f"{t},{y[t] if t < past else np.nan:.17g},{x[t]:.17g}" for t in range(T)]
+    return y, x, [row.replace("nan", "") for row in rows]
+
+
+DRIVEN = {"kind": "next", "known": "x", "dtype": "float64", "standardise": False}
+# y_{t+1}, y_{t+2} and y_{t+3} by y_t, x_{t+1}, x_{t+2} and x_{t+3}
+THREE_AHEAD = [[0.5, 2, 0, 0], [0.25, 1, 2, 0], [0.125, 0.5, 1, 2]]
+
+
+def test_known_columns_are_read_as_far_ahead_as_the_horizon(tmp_path):
+    y, x, rows = driven_rows(62, 50)
+    train = tmp_path / "train.csv"
+    train.write_text("\n".join(["time,y,x", *rows[:50]]) + "\n")
+    new = tmp_path / "new.csv"
+    new.write_text("\n".join(["time,y,x", *rows]) + "\n")
+    data = Data.read(train, horizon=3, split=(1, 0, 0), **DRIVEN)
+    u = data.sets["train"].u[0]
+    np.testing.assert_allclose(u, np.stack([y[:47], x[1:48], x[2:49], x[3:50]], 1))
+    assert data.description.input_names == ["y", "x", "x +2", "x +3"]
+    model = co.Model(linear_network(THREE_AHEAD, 3, 4), data)
+    # Steps that were learned, some of them, and blocks that are fed back.
+    for steps in (3, 2, 10):
+        found = model.forecast(new, steps)
+        np.testing.assert_allclose(found.values[0, :, 0], y[50 : 50 + steps], rtol=1e-8)
+        assert np.abs(found.upper - found.lower).max() < 1e-8  # there is no noise
+        np.testing.assert_allclose(model.roll(new, steps, 5).errors["network"], 0, atol=1e-8)
+    with pytest.raises(DataError, match="13 steps need 15, as 3 are read at once"):
+        model.forecast(new, 13)
+    # The last rows of a file know what it holds of the future.
+    np.testing.assert_allclose(model.predict(new)[-1], y[50:53], rtol=1e-8)
+    again = co.tasks.Data.for_prediction(data.describe(), new)
+    np.testing.assert_allclose(again.u[-1], [y[49], *x[50:53]])
+
+
+SEASONAL = {"lags": (2, 3)}
+
+
+def test_lags_are_inputs_and_are_fed_by_the_forecast():
+    """A network that repeats the value three rows back is the seasonal naive forecast."""
+    series = noise(2, 40, 0.5, 9)
+    model = model_of(series, [[0.0, 1.0, 0.0]], lags=(3, 2))
+    assert model.description.input_names == ["u0", "u0 -2", "u0 -3"]
+    u = Data.of(series, kind="next", standardise=False, split=(1, 0, 0), **SEASONAL).sets["train"].u
+    np.testing.assert_allclose(u[1][:, 1], series[1][np.maximum(np.arange(39) - 2, 0)], rtol=1e-6)
+    np.testing.assert_allclose(u[1][:, 2], series[1][np.maximum(np.arange(39) - 3, 0)], rtol=1e-6)
+    found = model.forecast(series, 8)
+    for path, past in zip(found.values[:, :, 0], series, strict=True):
+        np.testing.assert_allclose(path, seasonal_naive(past, 8, 3))
+    rolled = model.roll(series, 8, 5, season=3)
+    np.testing.assert_allclose(rolled.errors["network"], rolled.errors["seasonal naive"])
+    worse = model_of(series, [[0.0, 9.0, 0.0]], lags=(2, 3)).roll(series, 2, 5, season=3)
+    assert "is better than the network" in worse.advice()
+    assert model_of(series, [[0.5, 0, 0]], lags=(2, 3)).roll(series, 1, 30).advice() is None
+    with pytest.raises(CoadjointError, match="--lags"):
+        model.step([1.0])
+    with pytest.raises(CoadjointError, match="--lags 0"):
+        model.export("x.onnx")
+
+
+def test_lags_of_a_short_series_are_by_its_season():
+    t = np.arange(96)
+    wave = np.sin(2 * np.pi * t / 12) + 0.02 * t
+    options = {"kind": "next", "lags": "auto", "split": (1, 0, 0)}
+    data = Data.of(wave, **options)
+    assert data.description.ahead["lags"] == [1, 11, 12]
+    assert any("the rows 1, 11, 12 before" in note for note in data.notes)
+    without = Data.of(np.random.default_rng(0).normal(size=96), **options)
+    assert without.description.ahead["lags"] == [1]
+    for other in (wave[:30], np.tile(wave, 11), np.stack([wave, wave])):
+        assert "lags" not in Data.of(other, **options).description.ahead
+    assert Data.of(wave, **options | {"lags": 0}).description.ahead == {}
+    with pytest.raises(CoadjointError, match="--kind next"):
+        Data.of(wave[None], [1.0], kind="regress", lags=1)
+    assert reads_lags({"kind": "next"}, None)
+    assert reads_lags({"kind": "next", "horizon": 12, "strategy": "recursive"}, "lstm")
+    for asked in ({"horizon": 12}, {"window": 10}, {"quantiles": [0.5]}, {"lags": [1]}):
+        assert not reads_lags({"kind": "next", **asked}, None)
+    assert not reads_lags({"kind": "next"}, "elman")
+
+
+def test_a_short_series_begins_with_the_linear_forecast():
+    series = noise(1, 200, 0.8, 10)[0]
+    data = Data.of(series, kind="next", lags=(1, 2), dtype="float64")
+    net = co.Network("gru", inputs=3, hidden=4, outputs=1, readout="every", skip=True).double()
+    assert begin_linear_(net, data)
+    u, y = data.sets["train"].u[0], data.sets["train"].y[0]
+    X = np.column_stack([u, np.ones(len(u))])[2:]
+    best, *_ = np.linalg.lstsq(X, y[2:], rcond=None)
+    a = net(torch.from_numpy(u)[:, None]).y_hat[2:, 0].detach().numpy()
+    np.testing.assert_allclose(a, X @ best, atol=0.2)  # up to the penalty
+    assert np.square(a - y[2:]).mean() < 1.02 * np.square(X @ best - y[2:]).mean()
+    assert not begin_linear_(net, Data.of(series, kind="next"))
+    quantiles = Data.of(series, kind="next", lags=(1, 2), quantiles=(0.5, 0.9))
+    assert not begin_linear_(net, quantiles)
+
+
 def test_training_windows_may_overlap_and_held_out_rows_stay_out():
     series = np.arange(100.0)[None]
     options = {"kind": "next", "window": 10, "split": (0.8, 0.1, 0.1), "standardise": False}
@@ -174,7 +317,6 @@ def test_training_windows_may_overlap_and_held_out_rows_stay_out():
         ({"quantiles": (0.9, 0.5)}, "ascending"),
         ({"quantiles": (0.1, 0.9)}, "0.5"),
         ({"strategy": "direct"}, "--horizon"),
-        ({"horizon": 3, "features": ["a", "b"], "known": "b"}, "recursive"),
         ({"features": ["a", "b"], "target": "c"}, "3 features are named: a, b, c"),
         ({"features": ["a", "b"], "target": "b", "known": "b"}, "either predicted or known"),
         ({"stride": 3}, "--window"),

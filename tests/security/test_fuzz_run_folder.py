@@ -21,7 +21,7 @@ import run_folders
 import typer.main
 from run_folders import CHECKPOINT, LAST, call, vouched
 
-from coadjoint.cli import compared_runs, program
+from coadjoint.cli import pool, program
 from coadjoint.diagnostics import examination
 from coadjoint.errors import MissingError
 from coadjoint.training import learning, loop, signals, storage
@@ -58,7 +58,7 @@ def real(tmp_path_factory):
 class NoWorker:
     """In place of the processes of a comparison: a run that never starts."""
 
-    ended = True
+    has_ended = True
     complaint = "not run"
 
     def __init__(self, words): ...
@@ -72,8 +72,7 @@ def quick(monkeypatch):
     """
     command = typer.main.get_command(program.app)
     monkeypatch.setattr(program, "app", command)
-    monkeypatch.setattr(compared_runs, "Worker", NoWorker)
-    monkeypatch.setattr(compared_runs, "wait_for", lambda *_: None)
+    monkeypatch.setattr(pool, "Worker", NoWorker)
     monkeypatch.setattr(
         jinja2.Environment, "from_string", functools.cache(jinja2.Environment.from_string)
     )

@@ -163,7 +163,7 @@ def compiled(text, *flags):
     """The source as a library."""
     place = Path(folder().name, hashlib.sha256("\0".join((text, *flags)).encode()).hexdigest()[:32])
     place.with_suffix(".cpp").write_text(text)
-    command = [COMPILER, "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread", *flags]
+    command = [COMPILER, "-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-pthread", *flags]
     command += [str(place.with_suffix(".cpp")), "-o", str(place.with_suffix(".so"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:3000]

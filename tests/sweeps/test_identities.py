@@ -123,7 +123,7 @@ def test_penalty_without_a_gradient_is_plain(cell, engine):
 @on_engines
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_padding_is_not_read(cell, engine, loss):
     net, batch, _ = prepared(cell, engine, loss=loss, seed=12)
     beyond = torch.arange(5)[:, None] >= torch.as_tensor(batch.lengths)
@@ -263,7 +263,7 @@ def test_sample_alone_is_sample_in_batch(cell, engine):
 @on_engines
 @pytest.mark.parametrize("method", [co.BPTT(), co.Penalised("log-ratio", 0.3)])
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_split_batches_average_to_the_full_batch(cell, engine, method):
     net, batch, loss = prepared(cell, engine, B=6, ragged=False)
     parts = [

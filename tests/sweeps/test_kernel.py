@@ -825,7 +825,7 @@ def test_push_is_the_derivative_by_the_inputs(name: str, readout: str, engine: s
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 @pytest.mark.parametrize(("name", "readout"), CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_penalised_gradients_and_curvature_equal_the_loops(
     name: str, readout: str, engine: str
 ) -> None:
@@ -1102,7 +1102,7 @@ def test_equal_lengths_and_both_sources_equal_the_loops(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize(("name", "readout"), CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_forward_over_reverse_gives_hessian_products(name: str, readout: str, engine: str) -> None:
     """BPTT without a graph; the Hessian of L, and that of L + G, times a direction, in forward mode
     over the gradient.
@@ -1190,7 +1190,7 @@ def test_many_chunks_and_blocks_change_nothing(
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize("name", ["odd", "lstm"])
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_transforms_of_torch_func_nest_to_the_third_order(
     name: str, engine: str, lengths: list[int]
 ) -> None:

@@ -70,7 +70,7 @@ def known(monkeypatch):
     "sizes", SIZES, ids=lambda s: f"T{len(s)} B{s[0]}{'' if s[0] == s[-1] else ' ragged'}"
 )
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_the_loops_are_those_of_the_definition(name, sizes, dtype):
     Problem(name, sizes, 5, dtype).against(scan)
 

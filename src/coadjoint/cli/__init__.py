@@ -15,7 +15,7 @@ memory               notes on the memory of a gradient
 past                 which settings of a resumed run may change
 baselines            metrics by name, and the figures of a run beside those of baselines
 splits               what is split off from the training file, also in older run folders
-progress             progress lines and bars
+progress, run_table  progress lines and bars; what runs where
 train                train
 together             train and resume under torchrun
 resume               resume, replay
@@ -28,10 +28,19 @@ online, compare, tune, diagnose, demo, forecast    the commands of these names
 benchmark            bench
 compared_runs        a comparison: laid out, run and collected
 words                the settings of its rows as words
+existing_runs        a comparison of runs that exist already
+pool                 where its runs are trained: here, many at a time, or elsewhere
+cluster              on the workers of a Dask scheduler
+cluster_worker       what such a worker does
+leashed              a run that ends with what started it
 outcomes, workers    what came of its runs; their processes
 preloaded            imports that these processes share
 study                a search for settings: its trials, each in a process of its own
-study_record         the files of its folder
+study_trials         a trial: its run, and what is read from it
+study_queue          which worker runs which trial
+study_record         the files of its folder, and its record
+study_storage        where that record lies: a file, or a server
+study_show           its trials on the terminal
 search_space         which settings vary, and between which values
 bench/               speed compared with other libraries
 """

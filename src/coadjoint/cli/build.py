@@ -76,6 +76,8 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     past: the outline of the checkpoint to resume from, None without one. A config that does not
     match it is refused before anything is built. has_begun: the config is that of a run folder.
     """
+    from ..training.linear_start import begin_linear_
+
     given = given_by_user(config)
     config = resolve_dependent_keys(config)
     refuse_if_changed(config, past)
@@ -92,6 +94,8 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     config = resolve_defaults(config, task, device)
     refuse_if_other_network(config, task, past)
     net = network_of(config, task, device)
+    if config.network.persistence and not has_begun:
+        begin_linear_(net, task)
     arguments = train_arguments(config, net, task)
     refuse_if_not_shareable(arguments)
     # One sequence of the first step is enough to see what is refused, and how long sequences are.

@@ -83,6 +83,7 @@ def data_task(config: Config, options: KeyValues, data: KeyValues, has_begun: bo
     options: the keys of [task], which apply to built-in tasks only and are refused.
     """
     from ..tasks.data import Data
+    from ..training import own_defaults
 
     if "train" not in data:
         raise ConfigError(
@@ -97,6 +98,8 @@ def data_task(config: Config, options: KeyValues, data: KeyValues, has_begun: bo
     data |= chains.data_options(config)
     data["metrics"] = asked_metrics(config)
     data["split"] = split_to_read(config.data, has_begun)
+    if not has_begun and own_defaults.reads_lags(data, config.network.cell):
+        data["lags"] = "auto"
     return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
 
 

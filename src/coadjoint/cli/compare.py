@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import typer
 
@@ -13,8 +15,12 @@ from . import flags as setting_flags
 from .flags import KeyValues, SectionValues, config_from_command, with_setting_flags
 from .program import (
     CONFIG,
+    ON,
     OUT,
     QUIET,
+    TLS_CA_FILE,
+    TLS_CERT,
+    TLS_KEY,
     app,
     command_line,
     next_free_folder,
@@ -24,6 +30,9 @@ from .program import (
 )
 from .progress import ProgressReporter
 
+if TYPE_CHECKING:
+    from .pool import RunPool
+
 
 @app.command()
 @with_setting_flags
@@ -32,6 +41,7 @@ from .progress import ProgressReporter
     "coadjoint compare xor -m plain -m 'penalised penalty=log-ratio weight=1|2'",
     "coadjoint compare 'addition length=50' 'digits steps=2000' -m 'plain cell=all'",
     "coadjoint compare runs/xor-1 runs/xor-2",
+    "coadjoint compare xor -m plain --seeds 100 --on tcp://head:8786",
 )
 def compare(
     what: Optional[list[str]] = typer.Argument(
@@ -53,6 +63,13 @@ def compare(
     jobs: Optional[int] = typer.Option(
         None, "--jobs", "-j", help="number of parallel processes (default: one per CPU core)"
     ),
+    on: Optional[str] = ON,
+    tls_ca_file: Optional[Path] = TLS_CA_FILE,
+    tls_cert: Optional[Path] = TLS_CERT,
+    tls_key: Optional[Path] = TLS_KEY,
+    go_on: bool = typer.Option(
+        False, "--continue", help="go on with the comparison in --out if it has begun"
+    ),
     config: Optional[Path] = CONFIG,
     out: Optional[Path] = OUT,
     quiet: bool = QUIET,
@@ -67,7 +84,7 @@ def compare(
 
     what = what or []
     if are_folders(what):
-        if method or config or any(flags.values()):
+        if method or config or on or go_on or any(flags.values()):
             raise ConfigError(
                 "existing runs are compared as they are: leave out --method, --config and other "
                 "settings."
@@ -86,16 +103,20 @@ def compare(
     first_seed = base.get("training", {}).get("seed", 0)
     tasks = [task for text in what for task in compared_runs.parse_tasks(text)]
     rows = [row for text in method for row in compared_runs.parse_variants(text)]
+    if go_on and out is None:
+        raise ConfigError("--continue needs --out, the folder of the comparison.")
     folder = out or next_free_folder(comparison_name(what))
-    compared_runs.lay_out(
-        base,
-        rows,
-        range(first_seed, first_seed + seeds),
-        folder,
-        command_line(),
-        tasks or [compared_runs.BASE_TASK],
-    )
-    run_comparison(folder, jobs, quiet)
+    with Where(on, tls_ca_file, tls_cert, tls_key).pool(folder, jobs) as pool:
+        compared_runs.lay_out(
+            base,
+            rows,
+            range(first_seed, first_seed + seeds),
+            folder,
+            command_line(),
+            tasks or [compared_runs.BASE_TASK],
+            go_on,
+        )
+        run_in(pool, folder, quiet)
 
 
 def are_folders(what: list[str]) -> bool:
@@ -122,26 +143,73 @@ def comparison_name(what: list[str]) -> str:
 def compare_folders(what: list[str], out: Path | None, quiet: bool) -> None:
     """Compare runs that exist already; what: their folders, out: where the comparison goes."""
     from ..training.report import pages
-    from . import compared_runs
+    from . import existing_runs
 
     folder = out or next_free_folder("compare")
-    found = compared_runs.compare_existing([Path(text) for text in what], folder, command_line())
+    found = existing_runs.compare_existing([Path(text) for text in what], folder, command_line())
     page = pages.write(folder)
     if not quiet:
         print_comparison(found)
         print_escaped(f"report: {page}")
 
 
-def run_comparison(folder: Path, jobs: int | None, quiet: bool, in_order: bool = False) -> None:
+class Where(NamedTuple):
+    """The flags that say where runs are trained."""
+
+    address: str | None = None  # --on; None: on this machine
+    ca_file: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+    @contextlib.contextmanager
+    def pool(self, folder: Path, jobs: int | None) -> Iterator[RunPool]:
+        """Where the runs of the comparison in a folder are trained; closed at the end.
+
+        jobs: the most runs at a time.
+        """
+        from .cluster import TlsFiles, open_pool
+        from .pool import LocalPool
+
+        tls = TlsFiles(self.ca_file, self.cert, self.key)
+        if self.address is None and tls.words:
+            raise ConfigError(f"{tls.words[0]} belongs to --on tls://HOST:PORT.")
+        pool: RunPool
+        if self.address is None:
+            pool = LocalPool(count_jobs(jobs))
+        else:
+            pool = open_pool(self.address, tls, jobs, folder)
+        try:
+            yield pool
+        finally:
+            pool.close()
+
+
+HERE = Where()
+
+
+def run_comparison(
+    folder: Path,
+    jobs: int | None,
+    quiet: bool,
+    in_order: bool = False,
+    where: Where = HERE,
+) -> None:
     """Run a comparison to its end, print its tables, write the report.
 
-    in_order: start and report the runs in the order of the table.
+    in_order: start and report the runs in the order of the table. where: on which machines.
     """
+    with where.pool(folder, jobs) as pool:
+        run_in(pool, folder, quiet, in_order)
+
+
+def run_in(pool: RunPool, folder: Path, quiet: bool, in_order: bool = False) -> None:
+    """Run a comparison to its end in a pool, print its tables, write the report."""
     from ..training.report import pages
     from . import compared_runs
 
-    with ProgressReporter(quiet) as report:
-        found = compared_runs.run_all(folder, count_jobs(jobs), report, in_order)
+    reporter = ProgressReporter(quiet)
+    with reporter as report:
+        found = compared_runs.run_all(folder, pool, report, in_order, reporter.show)
     page = pages.write(folder)
     if not quiet:
         print_comparison(found)

@@ -7,11 +7,11 @@ be resumed: runs that have ended are not repeated, the others continue.
 from __future__ import annotations
 
 import itertools
-import json
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -26,16 +26,14 @@ from .flags import KeyValues, SectionValues
 from .outcomes import (
     describe_end,
     read_comparison,
-    read_result,
     read_status,
     record_outcome,
     refuse_if_outside,
 )
-from .progress import Report, RunsReporter
+from .pool import ENDED, LocalPool, Outcome, RunPool
+from .progress import Report, RunsReporter, Show, report_nothing, show_nothing
 from .words import split_words
-from .workers import Worker, wait_for
 
-ENDED = ("success", "finished", "early-stopped", "failed")
 MOST_RUNS = 10_000  # in one comparison
 
 
@@ -186,10 +184,12 @@ def lay_out(
     folder: Path,
     command: str | None = None,
     tasks: Sequence[Variant] = (BASE_TASK,),
+    go_on: bool = False,
 ) -> None:
     """Check the config of every row, task and seed, and write the folder. Nothing runs yet.
 
     base: the settings that all have in common. rows: the methods. command: the command line.
+    go_on: a folder that holds this comparison already is left as it is.
     """
     from ..training import environment, json_rows
 
@@ -203,7 +203,9 @@ def lay_out(
             f"{by_task}{len(rows)} methods x {len(seeds)} seeds are more than {MOST_RUNS:,} runs: "
             "compare fewer."
         )
-    refuse_if_occupied(folder)
+    has_begun = go_on and (folder / "compare.json").exists()
+    if not has_begun:
+        refuse_if_occupied(folder)
     table = []
     configs = {}
     for task, row in itertools.product(tasks, rows):
@@ -215,6 +217,9 @@ def lay_out(
             raise
         table.append(entry)
         configs.update(row_configs)
+    if has_begun:
+        refuse_if_other(folder, configs)
+        return
     with files.storage_errors(folder):
         (folder / "runs").mkdir(parents=True)
         (folder / "configs").mkdir()
@@ -230,6 +235,30 @@ def lay_out(
         "environment": environment.describe_environment(seeds[0], "cpu", command),
     }
     files.replace(folder / "compare.json", json_rows.dumps(content, indent=1))
+
+
+def refuse_if_other(folder: Path, configs: Mapping[str, schema.Config]) -> None:
+    """Refuse to go on in a folder whose comparison has other runs, or runs with other settings.
+
+    configs: those that are asked for, by the names of their runs.
+    """
+    from ..training.settings import yaml_text
+
+    found = read_comparison(folder)
+    names = {Path(run["folder"]).name for row in found["rows"] for run in row["runs"]}
+    for name in sorted(names.symmetric_difference(configs)):
+        which = "also has" if name in names else "lacks"
+        raise StorageError(
+            f"{folder} holds another comparison: it {which} the run {name}. Choose another --out."
+        )
+    for name, config in configs.items():
+        text = yaml_text.to_yaml(setting_flags.given_by_user(config)).encode()
+        path = folder / "configs" / f"{name}.yaml"
+        if files.read_regular(path, settings.MAX_BYTES) != text:
+            raise StorageError(
+                f"{folder} holds another comparison: {path.name} has other settings. Choose "
+                "another --out."
+            )
 
 
 def refuse_if_names_clash(what: str, variants: Sequence[Variant], advice: str) -> None:
@@ -293,17 +322,19 @@ def plan_row(
     return entry, configs
 
 
-def report_nothing(done: float, total: int, text: str | None) -> None:
-    """Ignore the progress of a comparison."""
-
-
 def run_all(
-    folder: Path, jobs: int, report: Report = report_nothing, in_order: bool = False
+    folder: Path,
+    pool: RunPool | int,
+    report: Report = report_nothing,
+    in_order: bool = False,
+    show: Show = show_nothing,
 ) -> KeyValues:
-    """Run what has not ended yet, `jobs` processes at a time, and collect the results.
+    """Run what has not ended yet, and collect the results.
 
     Returns the new content of compare.json. A stop signal makes every run save and end. in_order:
     start and report the runs in the order of the table; a line about a run waits for those before.
+    pool: where runs are trained, or the number of processes on this machine. It is closed at the
+    end. show: takes what runs where, if runs are elsewhere.
     """
     content = read_comparison(folder)
     began = time.monotonic()
@@ -314,51 +345,47 @@ def run_all(
     if not in_order:  # the longest first, so that no core is idle while the last run ends
         waiting.sort(key=lambda pair: -pair[0].get("pace", 0))
     folders = [folder / run["folder"] for _, run in waiting]
-    reporter = RunsReporter(report, len(pairs), folders, in_order)
-    workers: dict[Worker, tuple[KeyValues, KeyValues]] = {}
+    reporter = RunsReporter(report, len(pairs), folders, in_order, show)
+    if isinstance(pool, int):
+        pool = LocalPool(pool)
+    under_way: dict[Future[Outcome], tuple[KeyValues, KeyValues]] = {}
     signals: list[int] = []
     try:
         with handling_stop_signals(lambda number, _: signals.append(number)):
-            while (waiting and not signals) or workers:
-                while waiting and not signals and len(workers) < jobs:
+            while (waiting and not is_over(pool, signals)) or under_way:
+                while waiting and not is_over(pool, signals) and len(under_way) < pool.size():
                     row, run = waiting.pop(0)
-                    workers[Worker(command_words(folder, run))] = (row, run)
-                wait_for(list(workers), 0.1)  # seconds: a signal is noticed as soon as that
-                reporter.look([folder / run["folder"] for _, run in workers.values()])
-                for worker in [worker for worker in workers if worker.has_ended]:
-                    row, run = workers.pop(worker)
-                    run["error"] = worker.complaint
-                    worker.close()
+                    under_way[pool.start(folder, run["folder"])] = (row, run)
+                # seconds: a signal is noticed as soon as that
+                wait(under_way, timeout=0.1, return_when=FIRST_COMPLETED)
+                reporter.look(
+                    [folder / run["folder"] for _, run in under_way.values()], pool.places
+                )
+                for future in [future for future in under_way if future.done()]:
+                    row, run = under_way.pop(future)
+                    run["error"] = pool.complaint(future)
                     record_outcome(folder / run["folder"], run, row["metric"])
                     reporter.end(folder / run["folder"], describe_end(run))
-                if signals:
-                    for worker in workers:
-                        worker.stop()
-    finally:  # workers are left only if this process fails itself
-        for worker in workers:
-            worker.close()
+                if is_over(pool, signals):
+                    pool.stop(at_once=len(signals) > 1)
+    finally:
+        pool.close()
     content["seconds"] = round(content.get("seconds", 0) + time.monotonic() - began, 1)
-    content["jobs"] = jobs
+    content["jobs"] = pool.most
     collect(folder, content)
-    if signals:
-        raise Interrupted(
-            f"{describe_interruption(signal.Signals(signals[0]).name)}; every run was saved. "
-            f"Resume with: coadjoint resume {shlex.quote(str(folder))}"
-        )
+    if is_over(pool, signals):
+        end = f"{pool.failure}."
+        if pool.failure is None:
+            how = describe_interruption(signal.Signals(signals[0]).name)
+            end = f"{how}; every run was saved."
+        words = f"coadjoint resume {shlex.quote(str(folder))}{pool.flags}"
+        raise Interrupted(f"{end} Resume with: {words}")
     return content
 
 
-def command_words(folder: Path, run: KeyValues) -> list[str]:
-    """The command line, without "coadjoint", that starts a run or resumes it if it has begun.
-
-    folder: the comparison's; run: an entry of its compare.json.
-    """
-    target = folder / run["folder"]
-    if (target / "config.yaml").exists():
-        # --fallback: nobody is there to choose an earlier checkpoint if the last one is damaged.
-        return ["resume", str(target), "--fallback", "--quiet"]
-    config = folder / "configs" / f"{target.name}.yaml"
-    return ["train", "--config", str(config), "--out", str(target), "--quiet"]
+def is_over(pool: RunPool, signals: Sequence[int]) -> bool:
+    """Whether no more runs are to start: a signal came, or the pool can go on no longer."""
+    return bool(signals) or pool.failure is not None
 
 
 def collect(folder: Path, found: KeyValues) -> None:
@@ -369,70 +396,3 @@ def collect(folder: Path, found: KeyValues) -> None:
         for run in row["runs"]:
             record_outcome(folder / run["folder"], run, row["metric"])
     files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))
-
-
-def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -> KeyValues:
-    """Make a comparison of existing runs, and return the content of its compare.json.
-
-    Runs whose settings are the same but for the seed, the threads and the device share a row.
-    """
-    from ..training import environment, json_rows
-
-    refuse_if_occupied(folder)
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise ConfigError("a run is named twice: name each folder once.")
-    rows: dict[str, KeyValues] = {}
-    metrics: dict[str, str] = {}  # by task
-    for path in paths:
-        config = setting_flags.read_run_config(path)
-        result = read_result(path)
-        if result is None:
-            raise StorageError(f"{path} has no result yet. Resume with: coadjoint resume {path}")
-        task = config.task.name or str(config.data.train)
-        metric = result["metric"]
-        if metrics.setdefault(task, metric) != metric:
-            raise StorageError(
-                f"{path} is scored by '{metric}', the others by '{metrics[task]}': they cannot be "
-                "compared."
-            )
-        values = setting_flags.to_plain_dict(config)
-        seed = values["training"].pop("seed", 0)
-        for key in ("threads", "device"):
-            values["training"].pop(key, None)
-        new_row = {
-            "task": task,
-            "metric": metric,
-            "goal": result["goal"],
-            "name": path.name,
-            "values": values,
-            "runs": [],
-        }
-        row = rows.setdefault(json.dumps(values), new_row)
-        run = {"seed": seed, "folder": path.resolve().name}
-        record_outcome(path, run, metric)
-        row["runs"].append(run)
-    for task in metrics:
-        keep_differing_settings([row for row in rows.values() if row["task"] == task])
-    content = {
-        "command": command,
-        "rows": list(rows.values()),
-        "environment": environment.describe_environment(0, "cpu", command),
-    }
-    with files.storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    files.replace(folder / "compare.json", json_rows.dumps(content, indent=1))
-    return content
-
-
-def keep_differing_settings(rows: Sequence[KeyValues]) -> None:
-    """Replace the "values" of rows, by section, by "settings": the keys in which rows differ."""
-    flat: list[KeyValues] = []
-    for row in rows:
-        keys: KeyValues = {}
-        for section in row.pop("values").values():
-            keys.update(section)
-        flat.append(keys)
-    every_key = sorted({key for keys in flat for key in keys})
-    differing = [k for k in every_key if any(keys.get(k) != flat[0].get(k) for keys in flat)]
-    for row, keys in zip(rows, flat, strict=True):
-        row["settings"] = {key: keys.get(key) for key in differing}

@@ -116,5 +116,8 @@ def print_rolling(errors: Rolling) -> None:
     for note in errors.notes:
         print_escaped(note)
     print_table(rolling_head(errors), rolling_rows(errors))
+    advice = errors.advice()
+    if advice is not None:
+        print_escaped(advice)
     share = show_share(float(errors.coverage.mean()))
     print_escaped(f"{share} of the true values lie in the {100 * errors.level:g}% intervals\n")

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import (
     CoadjointError,
+<<<<<<< HEAD
     ConfigError,
     MissingError,
     escape_controls,
@@ -26,6 +27,14 @@ from ..errors import (
     nearest,
 )
 from ..training import launched
+=======
+    MissingError,
+    escape_controls,
+    escape_undecodable,
+    hide_passwords,
+    nearest,
+)
+>>>>>>> main
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -73,6 +82,16 @@ QUIET = typer.Option(False, "--quiet", "-q", help="print errors only")
 CONFIG = typer.Option(
     None, "--config", "-c", help="a .toml, .yaml or .json file; flags take precedence"
 )
+ON = typer.Option(
+    None,
+    "--on",
+    metavar="ADDRESS",
+    help="train on the workers of a Dask scheduler, tcp://HOST:8786 or tls://HOST:8786, which see "
+    "the same folders",
+)
+TLS_CA_FILE = typer.Option(None, "--tls-ca-file", help="--on tls://: the certificate authority")
+TLS_CERT = typer.Option(None, "--tls-cert", help="--on tls://: your certificate")
+TLS_KEY = typer.Option(None, "--tls-key", help="--on tls://: its key")
 
 SHARED_COMMANDS = ("train", "resume")  # those that torchrun may start
 NARROWEST_COLUMN = 12  # characters; a table on a narrow terminal is not folded further
@@ -133,8 +152,8 @@ def next_free_folder(name: str) -> Path:
 
 
 def command_line() -> str:
-    """The command as it was typed, in valid UTF-8: names of files need not be."""
-    return escape_undecodable(shlex.join(["coadjoint", *sys.argv[1:]]))
+    """The command as it was typed, without passwords, in valid UTF-8: file names need not be."""
+    return hide_passwords(escape_undecodable(shlex.join(["coadjoint", *sys.argv[1:]])))
 
 
 def final_status(run: Path, steps: int) -> str | None:
@@ -280,5 +299,5 @@ def fail_once(message: str, code: int) -> NoReturn:
 def fail(message: str, code: int) -> NoReturn:
     """Print an error to stderr and exit. Code 75: the run was saved and can be resumed."""
     kind = "" if code == 75 else "error: "
-    print(escape_controls(f"coadjoint: {kind}{message}"), file=sys.stderr)
+    print(escape_controls(f"coadjoint: {kind}{hide_passwords(message)}"), file=sys.stderr)
     sys.exit(code)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from ..training.network_section import (
     NetworkSection,
@@ -113,8 +113,9 @@ class DataSection(Section):
     strategy: Literal["recursive", "direct"] | None = Field(
         None, description="feed one step back, or learn --horizon steps at once (default)"
     )
-    known: str | list[str] | None = Field(
-        None, description="--kind next: columns that are known one step in advance: a,b,c"
+    known: str | list[str] | None = Field(None, description="--kind next: columns known in advance")
+    lags: NonNegativeInt | list[NonNegativeInt] | None = Field(
+        None, description="--kind next: earlier rows to read beside each: 1,11,12; 0 for none"
     )
     quantiles: UnitFloat | list[UnitFloat] | None = Field(
         None, description="--kind next: learn quantiles at these levels: 0.1,0.5,0.9"

@@ -11,15 +11,22 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Protocol
 
 from .program import main
 
+# A process that has ended says so once, through a pipe. Threads look at each other's processes when
+# they start one, so only one may look at a time: the other would read nothing and take it for a
+# crash.
+LOOKING = threading.Lock()
+STARTING = threading.Lock()  # held while the environment is changed for a new process
+SERVER_GONE = 255  # the exit code of a process whose server was killed, as Python has it
 PRELOADED = ["coadjoint.cli.preloaded"]  # by the server that processes are forked from
 
 
@@ -64,7 +71,7 @@ class Worker:
         their_end, self._leash = process_context().Pipe(duplex=False)
         arguments = (list(words), their_end, name)
         self.process = process_context().Process(target=run_command, args=arguments)
-        with one_thread_each():
+        with STARTING, one_thread_each():
             start_process(self.process)
         their_end.close()  # the process has its own copy
         self._told_to_stop = False
@@ -72,7 +79,18 @@ class Worker:
     @property
     def has_ended(self) -> bool:
         """Whether the process is over."""
-        return self.process.exitcode is not None
+        with LOOKING:
+            return self.process.exitcode is not None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended the process, or the server that it was forked from is gone."""
+        code = self.process.exitcode
+        return code is not None and (code < 0 or code == SERVER_GONE)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the process ends, or until the time is over."""
+        wait_for([self], seconds)
 
     @property
     def complaint(self) -> str | None:
@@ -80,11 +98,7 @@ class Worker:
         code = self.process.exitcode
         if not code:
             return None
-        with contextlib.suppress(OSError):
-            text = self._errors.read_text(encoding="utf-8", errors="replace").strip()
-            if text:
-                return text
-        return f"ended without an error message (exit code {code})"
+        return describe_failure(self._errors, code)
 
     def stop(self) -> None:
         """Tell the run to save and end. Further calls do nothing."""
@@ -100,6 +114,53 @@ class Worker:
             self._errors.unlink()
 
 
+class AnyWorker(Protocol):
+    """A run in a process of its own: a Worker, or one that was started in another way."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process is over."""
+
+    @property
+    def complaint(self) -> str | None:
+        """Why the process failed; None if it did not, or runs still."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the process ends, or until the time is over."""
+
+    def stop(self) -> None:
+        """Tell the run to save and end."""
+
+    def close(self) -> None:
+        """Let go of the process."""
+
+
+def run_to_end(
+    worker: AnyWorker, is_to_stop: Callable[[], bool], seconds: float = 0.1
+) -> str | None:
+    """Wait until a run ends; returns why its process failed, None if it did not.
+
+    is_to_stop: asked each time `seconds` have passed; if true, the run is told to save and end.
+    """
+    try:
+        while not worker.has_ended:
+            worker.wait(seconds)
+            if is_to_stop():
+                worker.stop()
+        return worker.complaint
+    finally:
+        worker.close()
+
+
+def describe_failure(errors: Path, code: int) -> str:
+    """Why a process failed: what it wrote to stderr, the file `errors`, or its exit code."""
+    with contextlib.suppress(OSError):
+        text = errors.read_text(encoding="utf-8", errors="replace").strip()
+        if text:
+            return text
+    return f"ended without an error message (exit code {code})"
+
+
 def start_process(process: BaseProcess, tries: int = 50) -> None:
     """Start a process, with several tries.
 
@@ -108,11 +169,13 @@ def start_process(process: BaseProcess, tries: int = 50) -> None:
     """
     for _ in range(tries - 1):
         try:
-            process.start()
+            with LOOKING:
+                process.start()
             return
         except (ConnectionError, EOFError):
             time.sleep(0.1)
-    process.start()
+    with LOOKING:
+        process.start()
 
 
 def wait_for(workers: Sequence[Worker], seconds: float) -> None:

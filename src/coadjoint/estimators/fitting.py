@@ -22,6 +22,7 @@ from ..networks.interface import Net
 from ..tasks.data import Data
 from ..tasks.description import JsonDict
 from ..training import loop, storage
+from ..training.linear_start import begin_linear_
 from ..training.model_schema import build_network, network_options
 from ..training.network_section import NetworkSection, Shape
 from ..training.own_defaults import SectionValues
@@ -71,6 +72,8 @@ def train(
     section = network_section(sections["network"])
     options = network_options(section, Shape.of(task), precision)
     net = networks.make(**options, seed=seed, device=device)
+    if section.persistence:
+        begin_linear_(net, task)
     if verbose:
         print("\n".join([*task.notes, *notes, net.extra_repr()]))
     training = sections["training"]

@@ -33,6 +33,7 @@ segments         the gradient segment by segment, in O(sqrt T) memory
 segment_sweeps   the sweeps of one segment
 segment_parts    what one segment needs and leaves behind
 segment_norms    what a penalty sees of costates in segments
+segment_looks    outputs, and norms of costates and components, in segments
 segment_sums     the sums over time that make up the gradient
 memory           the peak memory of a gradient, predicted
 captured         gradients as CUDA graphs

@@ -15,7 +15,6 @@ from ..objectives.batch import Batch
 from ..tasks.ahead import ahead_of
 from ..tasks.description import Description
 from ..tasks.files.sheet import quote_names
-from ..tasks.scaling import known_inputs
 from ..training.predict import STEPS_AT_ONCE
 
 Shock = Callable[[int], np.ndarray]  # what is added to a block of predictions, [B, H, k]
@@ -63,6 +62,7 @@ def continue_paths(
     steps: int,
     rows: FutureRows,
     lead: np.ndarray,
+    past: np.ndarray,
     shock: Shock | None = None,
 ) -> np.ndarray:
     """Return what is predicted for the next `steps` steps, [B, steps, k], in scaled units.
@@ -75,8 +75,9 @@ def continue_paths(
         state: The states there, [B, n].
         steps: How many steps.
         rows: Reads the outputs, and makes the inputs of rows from what is predicted for them.
-        lead: The inputs that are known in advance, of the rows of all steps but the last, [B,
-            steps - 1, known inputs].
+        lead: The known inputs of the next F rows, [B, F, known inputs]; F >= `rows.reach(steps)`.
+        past: The predicted columns in the last rows, [B, P, k], in scaled units; P is at least the
+            longest lag.
         shock: Returns what is added to block number 0, 1, ... before it is fed back.
     """
     blocks: list[np.ndarray] = []
@@ -90,7 +91,9 @@ def continue_paths(
             done += block.shape[1]
             if done >= steps:
                 break
-            inputs = torch.from_numpy(rows.make(block, lead[:, done - block.shape[1] : done]))
+            made = rows.make(block, lead[:, done - block.shape[1] :], past)
+            past = np.concatenate([past, block], 1)[:, block.shape[1] :]
+            inputs = torch.from_numpy(made)
             run: Any = net.run(net.move_batch(Batch(inputs, x0=state)))
             state = run.state
             a = run.a[-1].double().cpu().numpy()
@@ -111,42 +114,79 @@ class FutureRows:
         d = description
         self.description = d
         self.ahead = ahead_of(d)
-        self.known = known_inputs(d)
+        self.known = d.known_places
         self.places = [d.numeric.index(name) for name in self.ahead.predicted]
         self.usual = np.zeros(d.inputs)
         if d.gap:  # one usual step: see tasks.encoding.encode_gap
-            self.usual[-1] = (np.log(2.0) - d.gap["mean"]) / d.gap["std"]
+            self.usual[d.own_width - 1] = (np.log(2.0) - d.gap["mean"]) / d.gap["std"]
 
     def points(self, a: np.ndarray) -> np.ndarray:
         """Return the predictions [B, H, k] of outputs [B, outputs]: of quantiles the median."""
         points: np.ndarray = self.ahead.arrange(a)[..., self.ahead.middle]
         return points
 
-    def make(self, block: np.ndarray, lead: np.ndarray) -> np.ndarray:
+    def make(self, block: np.ndarray, lead: np.ndarray, past: np.ndarray) -> np.ndarray:
         """Return inputs [H, B, inputs] of rows with these values [B, H, k], in scaled units.
 
-        lead: the inputs of these rows that are known in advance, [B, H, known inputs].
+        past: the values before them, [B, P, k].
+        lead: the known inputs of these H rows and of the H after them, [B, 2H or more, known
+        inputs]; a row reads those of the H rows after it.
         """
-        inputs = np.tile(self.usual, (*block.shape[:2], 1))
+        B, H, _ = block.shape
+        inputs = np.tile(self.usual, (B, H, 1))
         inputs[..., self.places] = block
-        if self.known.any():
-            inputs[..., self.known] = lead
+        if self.known:
+            after = lead[:, np.arange(H)[:, None] + np.arange(1, H + 1)]  # [B, H, H, known]
+            inputs[..., self.known] = after[:, :, 0]
+            later = after[:, :, 1:].reshape(B, H, -1)
+            own = self.description.own_width
+            inputs[..., own : own + later.shape[-1]] = later
+        if self.ahead.lags:
+            values = np.concatenate([past, block], 1)
+            before = np.arange(past.shape[1], values.shape[1])[:, None] - np.array(self.ahead.lags)
+            # [B, H, lags, k] -> the last inputs
+            inputs[..., inputs.shape[-1] - self.description.lagged_width :] = values[
+                :, before
+            ].reshape(B, H, -1)
         return inputs.swapaxes(0, 1).astype(self.description.dtype)
 
-    def lead_of(self, future: np.ndarray, steps: int, series: str) -> np.ndarray:
-        """Return the known inputs of the rows to be fed, [1, steps - 1, known inputs].
+    def past_of(self, u: np.ndarray, end: int) -> np.ndarray:
+        """Return the predicted columns of the rows before row `end` of a series, [1, P, k].
 
-        future: those of the rows of the future, [F, known inputs]; fewer than `steps` are refused.
+        P is the longest lag; before the start of the series its first row stands. u: its inputs.
         """
-        if not self.known.any():
+        rows = np.maximum(np.arange(end - max(self.ahead.lags, default=0), end), 0)
+        past: np.ndarray = u[rows][:, self.places].astype(np.float64)
+        return past[None]
+
+    def reach(self, steps: int) -> int:
+        """Return how many rows of the future are read to predict `steps` steps.
+
+        The network predicts H steps at once and reads as many rows ahead: whole blocks of H.
+        """
+        H = self.ahead.horizon
+        return -(-steps // H) * H if self.known else steps
+
+    def lead_of(self, future: np.ndarray, steps: int, series: str) -> np.ndarray:
+        """Return the known inputs of the next rows, [1, reach, known inputs].
+
+        future: those that the file has, [F, known inputs]; too few are refused.
+        """
+        if not self.known:
             return np.zeros((1, steps, 0))
-        if len(future) < steps:
+        reach = self.reach(steps)
+        if len(future) < reach:
+            need = (
+                "as many"
+                if reach == steps
+                else f"{reach}, as {self.ahead.horizon} are read at once"
+            )
             raise DataError(
                 f"series '{one_line(series)}' has {len(future)} rows of the future, with "
                 f"{quote_names(self.ahead.known)} and empty cells for what is predicted; {steps} "
-                "steps need as many. Add them to the end of the file, or lower --steps."
+                f"steps need {need}. Add them to the end of the file, or lower --steps."
             )
-        return future[None, 1:steps]
+        return future[None, :reach]
 
     def refuse_unpredicted(self, steps: int) -> None:
         """Refuse to go on where rows have inputs that are neither predicted nor known."""

@@ -185,6 +185,9 @@ def rolling_section(rolling: Rolling) -> PageSection:
         f"Forecasts from {rolling.origins} rows of the past of each series. No forecast reads "
         "what comes after its row."
     )
+    advice = rolling.advice()
+    if advice is not None:
+        lead = f"{lead} {clean(advice)}"
     return PageSection("rolling", "Against the past", lead, figures, tables=[table])
 
 

@@ -33,16 +33,21 @@ HeldOut = dict[str, int]  # the first held-out row of series, from 0
 
 
 class Start(NamedTuple):
-    """Where B forecasts begin: outputs, states, and inputs that are known in advance."""
+    """Where B forecasts begin: outputs, states, what is known in advance, and what came before.
+
+    The arrays are those of `continuing.continue_paths`.
+    """
 
     a: np.ndarray
     state: torch.Tensor
     lead: np.ndarray
+    past: np.ndarray
 
     def repeated(self, times: int) -> Start:
         """Return each start so many times."""
         state = torch.repeat_interleave(self.state, times, 0)
-        return Start(np.repeat(self.a, times, 0), state, np.repeat(self.lead, times, 0))
+        a, lead, past = (np.repeat(part, times, 0) for part in (self.a, self.lead, self.past))
+        return Start(a, state, lead, past)
 
 
 def join_starts(starts: Sequence[Start]) -> Start:
@@ -51,6 +56,7 @@ def join_starts(starts: Sequence[Start]) -> Start:
         np.concatenate([start.a for start in starts]),
         torch.cat([start.state for start in starts]),
         np.concatenate([start.lead for start in starts]),
+        np.concatenate([start.past for start in starts]),
     )
 
 
@@ -119,14 +125,18 @@ def forecast_series(
     if by_quantiles:
         note = "intervals by the quantiles that the network learned"
     mean, std = scale_of_predicted(d, rows.ahead)
-    starts = [Start(t.a[-1:], t.state, lead) for t, lead in zip(traces, leads, strict=True)]
+    starts = []
+    for trace, lead, piece in zip(traces, leads, prediction.cut.pieces, strict=True):
+        u = prediction.u[piece.start : piece.stop]
+        starts.append(Start(trace.a[-1:], trace.state, lead, rows.past_of(u, len(u))))
     values = []
     lower = []
     upper = []
     for first in range(0, len(starts), SERIES_AT_ONCE):
         numbers = range(first, min(first + SERIES_AT_ONCE, len(starts)))
         start = join_starts([starts[i] for i in numbers])
-        values.append(continue_paths(net, start.a, start.state, steps, rows, start.lead))
+        paths = continue_paths(net, start.a, start.state, steps, rows, start.lead, start.past)
+        values.append(paths)
         if by_quantiles:
             low, high = quantile_interval(start.a, rows.ahead, steps, level)
         else:
@@ -291,7 +301,7 @@ def interval_of(
         return np.concatenate([source.draw() for source in sources])
 
     many = start.repeated(PATHS)
-    paths = continue_paths(net, many.a, many.state, steps, rows, many.lead, shock)
+    paths = continue_paths(net, many.a, many.state, steps, rows, many.lead, many.past, shock)
     paths = paths.reshape(len(start.a), PATHS, steps, -1)
     low, high = np.quantile(paths, ((1 - level) / 2, (1 + level) / 2), axis=1)
     return low, high

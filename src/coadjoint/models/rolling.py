@@ -16,6 +16,7 @@ from ..errors import DataError, one_line, real, whole_number
 from ..networks.interface import Net
 from ..tasks.files.sheet import Sheet
 from ..tasks.prediction import Prediction
+from ..tasks.season import Season, guess_season
 from ..tasks.task import rng
 from .continuing import FutureRows, check_network, continue_paths
 from .forecasting import (
@@ -31,15 +32,7 @@ from .forecasting import (
     scale_of_predicted,
     trace_all,
 )
-from .reference_forecasts import (
-    Season,
-    drift,
-    fill,
-    fit_autoregression,
-    guess_season,
-    naive,
-    seasonal_naive,
-)
+from .reference_forecasts import drift, fill, fit_autoregression, naive, seasonal_naive
 
 MOST_ORIGINS = 10_000
 NETWORK = "network"
@@ -78,6 +71,26 @@ class Rolling:
         """Return the root of the mean squared error by horizon step and column, [steps, k]."""
         root: np.ndarray = np.sqrt(np.nanmean(np.square(self.errors[method]), 0))
         return root
+
+    def advice(self) -> str | None:
+        """Return a line on the method with the smallest MAE, with what to try; None if it is ours.
+
+        Of several columns their MAE count in shares of that of the seasonal naive.
+        """
+        usual = self.overall("seasonal naive")[0]
+        usual = np.where(usual > 0, usual, 1.0)
+        shares = {}
+        for method in self.methods:
+            shares[method] = float(np.nanmean(self.overall(method)[0] / usual))
+        best = min(shares, key=lambda method: np.nan_to_num(shares[method], nan=np.inf))
+        if best == NETWORK:
+            return None
+        ratio = shares[NETWORK] / shares[best] if shares[best] else np.inf
+        return (
+            f"{best} is better than the network, whose MAE is {ratio:.3g} times as large. Use it, "
+            "or train with another --seed, with --lags (1 and one season back), or with --horizon "
+            "for all steps at once."
+        )
 
     def overall(self, method: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the MAE and the RMSE over all steps, [k] both."""
@@ -118,7 +131,8 @@ def roll(
     rows = FutureRows(d)
     rows.refuse_unpredicted(steps)
     sheet = prediction.cut.sheet
-    ends = [origin_rows(sheet, i, steps, origins) for i in range(len(sheet.lengths))]
+    reach = rows.reach(steps)
+    ends = [origin_rows(sheet, i, reach, origins) for i in range(len(sheet.lengths))]
     series = [past_values(sheet, i, rows.ahead) for i in range(len(ends))]
     if season is None:
         chosen = guess_season(sheet, [values[:, 0] for values in series])
@@ -136,9 +150,12 @@ def roll(
     for i, (trace, end, values) in enumerate(zip(traces, ends, series, strict=True)):
         at = [row - 1 for row in end]
         truth = np.stack([values[row : row + steps] for row in end])
-        lead = lead_at(prediction, i, end, steps, rows)
-        start = Start(trace.a[at], trace.state, lead)
-        points = continue_paths(net, start.a, start.state, steps, rows, lead)
+        lead = lead_at(prediction, i, end, reach, rows)
+        piece = prediction.cut.pieces[i]
+        u = prediction.u[piece.start : piece.stop]
+        past_rows = np.concatenate([rows.past_of(u, row) for row in end])
+        start = Start(trace.a[at], trace.state, lead, past_rows)
+        points = continue_paths(net, start.a, start.state, steps, rows, lead, past_rows)
         if by_quantiles:
             low, high = quantile_interval(start.a, rows.ahead, steps, level)
         else:
@@ -191,12 +208,12 @@ def origin_rows(sheet: Sheet, series: int, steps: int, origins: int) -> list[int
 
 
 def lead_at(
-    prediction: Prediction, series: int, ends: Sequence[int], steps: int, rows: FutureRows
+    prediction: Prediction, series: int, ends: Sequence[int], reach: int, rows: FutureRows
 ) -> np.ndarray:
-    """Return the inputs known in advance after each origin, [K, steps - 1, known inputs]."""
+    """Return the known inputs of the next `reach` rows after each origin, [K, reach, known]."""
     start = prediction.cut.pieces[series].start
-    known = prediction.u[:, rows.known]
-    return np.stack([known[start + end : start + end + steps - 1] for end in ends])
+    known = prediction.u[:, rows.known]  # of a row those of the next one
+    return np.stack([known[start + end - 1 : start + end - 1 + reach] for end in ends])
 
 
 def references(

@@ -63,6 +63,8 @@ def refuse_if_not_stepwise(net: Net, description: Description) -> None:
         why = "this network reads samples without time"
     elif description.ahead.get("known"):
         why = "columns that are known in advance are read with the row before theirs"
+    elif description.ahead.get("lags"):
+        why = "this network reads earlier rows beside each row (--lags)"
     elif getattr(getattr(net, "layers", None), "bidirectional", False):
         why = "this network reads sequences in both directions, so it must see the last row first"
     elif getattr(net, "summary", None) not in (None, "mean"):

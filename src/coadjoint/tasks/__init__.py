@@ -25,6 +25,7 @@ preparation    labels, targets and gaps of a file
 cutting        its sequences cut into pieces and split into train, valid and test
 ahead          what is predicted of the next steps: columns, how far, quantiles
 future_rows    rows of the future, with what is known in advance
+season         the season of series, and the earlier rows to read for it
 judging        how the outputs for your own files are judged
 metrics        metrics of a split, by name
 baselines      what is reached without a network

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import ConfigError, DataError, whole_number
+from .description import MOST_LAG
 from .files.sheet import Sheet, quote_names
 from .option_checks import check_choice
+from .season import lags_of_season
 
 if TYPE_CHECKING:
     from .description import Description
@@ -25,9 +27,10 @@ class Ahead(NamedTuple):
 
     predicted  k columns
     horizon    H, the steps that are predicted at once
-    known      columns that are known in advance: inputs are their values one step later
+    known      columns that are known in advance: inputs are their values in the next H rows
     quantiles  the levels of Q quantiles, ascending; () for the mean alone
     steps      how far forecasts go by default; None if that was not said
+    lags       earlier rows, ascending, whose predicted columns are inputs too: 1 is the row before
 
     Outputs are those of step 1, then of step 2, ...; of a step those of the first column, then of
     the second, ...; and of a column its quantiles.
@@ -38,6 +41,7 @@ class Ahead(NamedTuple):
     known: tuple[str, ...] = ()
     quantiles: tuple[float, ...] = ()
     steps: int | None = None
+    lags: tuple[int, ...] = ()
 
     @property
     def middle(self) -> int:
@@ -110,6 +114,7 @@ def from_json(given: dict[str, Any]) -> Ahead:
         tuple(given["known"]),
         tuple(given["quantiles"]),
         given["steps"],
+        tuple(given.get("lags", ())),
     )
 
 
@@ -120,6 +125,22 @@ def level_list(quantiles: float | Sequence[float] | None) -> tuple[float, ...]:
     return tuple(quantiles) if isinstance(quantiles, Sequence) else (quantiles,)
 
 
+def lag_list(lags: int | str | Sequence[int] | None) -> tuple[int, ...] | None:
+    """Return lags as an ascending tuple, empty for None and 0; None for "auto", a choice by season.
+
+    Refused is what is no whole number.
+    """
+    if isinstance(lags, str):
+        check_choice("lags", lags, ("auto",))
+        return None
+    given: list[int] = list(lags) if isinstance(lags, Sequence) else [lags or 0]
+    if given == [0]:
+        return ()
+    for lag in given:
+        whole_number("--lags", lag, most=MOST_LAG)
+    return tuple(sorted(set(given)))
+
+
 class AheadOptions(NamedTuple):
     """What was asked for, before the file is read; names are columns."""
 
@@ -128,6 +149,7 @@ class AheadOptions(NamedTuple):
     strategy: str | None
     known: tuple[str, ...]
     quantiles: tuple[float, ...]
+    lags: tuple[int, ...] | None = ()  # None: those of a short series, by its season
 
     def check(self, kind: str | None) -> None:
         """Refuse options that do not belong together, and all of them if kind is not "next"."""
@@ -136,6 +158,7 @@ class AheadOptions(NamedTuple):
             "strategy": self.strategy,
             "known": self.known or None,
             "quantiles": self.quantiles or None,
+            "lags": self.lags or None,
         }
         for name, value in asked.items():
             if value is not None and kind != "next":
@@ -154,11 +177,6 @@ class AheadOptions(NamedTuple):
             )
         if levels and (0.5 not in levels or len(levels) > MOST_QUANTILES):
             raise ConfigError("--quantiles must hold 0.5, which is the forecast itself.")
-        if self.known and self.steps_at_once > 1:
-            raise ConfigError(
-                "--known gives the network the next step of these columns, not the next "
-                f"{self.steps_at_once}. Pass --strategy recursive."
-            )
 
     @property
     def steps_at_once(self) -> int:
@@ -178,7 +196,8 @@ class AheadOptions(NamedTuple):
         first: the training file. Columns that it lacks, words to predict, and columns that are both
         known and predicted are refused.
         """
-        if self == AheadOptions(None, None, None, (), ()):
+        lags = lags_of_season(first)[0] if self.lags is None else self.lags
+        if self._replace(lags=lags) == AheadOptions(None, None, None, (), ()):
             return {}
         numbers = [name for name in first.features if name not in first.categories]
         predicted = self.target
@@ -200,10 +219,16 @@ class AheadOptions(NamedTuple):
                 f"{first.path}: a column is either predicted or known in advance, and one must "
                 f"be predicted. Both: {quote_names(sorted(both)) or 'none'}."
             )
-        return {
+        settled: dict[str, Any] = {
             "predicted": list(predicted),
             "horizon": self.steps_at_once,
             "known": list(self.known),
             "quantiles": list(self.quantiles),
             "steps": self.horizon,
         }
+        return settled | ({"lags": list(lags)} if lags else {})
+
+
+def notes_on_lags(asked: AheadOptions, first: Sheet) -> tuple[str, ...]:
+    """Return a note on the lags that were chosen for the training file, if they were not given."""
+    return lags_of_season(first)[1] if asked.lags is None else ()

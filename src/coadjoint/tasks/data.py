@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..objectives.batch import Batch
-from .ahead import AheadOptions, from_json, level_list
+from .ahead import AheadOptions, from_json, lag_list, level_list, notes_on_lags
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
 from .cutting import (
     Part,
@@ -173,6 +173,7 @@ class Data(JudgedCollection):
         known: ColumnNames = None,
         quantiles: float | Sequence[float] | None = None,
         stride: int | None = None,
+        lags: int | str | Sequence[int] | None = None,
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .arrow .feather .npz .npy .ts) into a task.
 
@@ -206,7 +207,7 @@ class Data(JudgedCollection):
         metrics       what to report besides the default metrics: names of tasks.metrics
         class_weight  weights of the classes in the loss of training: "balanced", "a=2,b=1" or a
                       dict; see tasks.class_weights. Held-out losses are without weights
-        horizon, strategy, known, quantiles    what kind "next" predicts: see tasks.ahead
+        horizon, strategy, known, quantiles, lags    what kind "next" predicts: see tasks.ahead
         stride        the rows from one training window to the next (None: `window`)
 
         The other arguments are those of tasks.files.sheet.Options.
@@ -220,6 +221,7 @@ class Data(JudgedCollection):
             strategy,
             column_names(known) or (),
             level_list(quantiles),
+            lag_list(lags),
         )
         asked.check(kind)
         check_window(window, kind, asked.steps_at_once + 1)
@@ -232,8 +234,7 @@ class Data(JudgedCollection):
             refuse_options_of_time(
                 time=time, at=at, window=window, kind=kind, missing=missing, irregular=irregular
             )
-            time = ""
-            at = "last"
+            time, at = "", "last"
         check_noise(noise, kind, missing)
         paths = {"train": train, "valid": valid, "test": test}
         reading: JsonDict = {
@@ -282,7 +283,7 @@ class Data(JudgedCollection):
             cuts[name] = cut_into_pieces(filled, kind, at, window, missing, asked.steps_at_once)
         if overlap == "refuse":
             refuse_overlap(cuts)
-        notes = [*first.notes, *notes_on_single_rows(first)]
+        notes = [*first.notes, *notes_on_single_rows(first), *notes_on_lags(asked, first)]
         for name, cut in cuts.items():
             notes += cut.sheet.notes[len(sheets[name].notes) :]  # on gaps that were dealt with
             notes += cut.notes
@@ -339,9 +340,9 @@ class Data(JudgedCollection):
                 sets[name] = arrange(part, inputs.get(name, inputs["train"]), description)
         if noise:
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
-        unique_notes = tuple(dict.fromkeys(notes))
         name = "data" if isinstance(train, InMemory) else table_stem(train)
-        data = cls(sets, description, unique_notes, name, noise, metrics, class_weight)
+        notes = list(dict.fromkeys(notes))
+        data = cls(sets, description, tuple(notes), name, noise, metrics, class_weight)
         data.shares = division.shares
         data.overview = make_overview(sheets, cuts, parts, description, data.notes)
         return data

@@ -31,6 +31,7 @@ KINDS_OF_READING = {
     "wide": bool,
     "steps": list,
 }
+MOST_LAG = 10_000  # rows
 AHEAD_KEYS = {"predicted", "horizon", "known", "quantiles", "steps"}
 Gap = dict[str, float]  # usual, mean, std and dates (0 or 1): see `encoding`
 
@@ -92,9 +93,28 @@ class Description:
     @property
     def width(self) -> int:
         """The inputs of a step, or the channels of a sample."""
+        of_known = len(self.known_places) * (int(self.ahead.get("horizon", 1)) - 1)
+        return self.own_width + of_known + self.lagged_width
+
+    @property
+    def lagged_width(self) -> int:
+        """The last inputs of a step: the predicted columns in earlier rows."""
+        return len(self.ahead.get("lags", ())) * len(self.ahead.get("predicted", ()))
+
+    @property
+    def own_width(self) -> int:
+        """The inputs of a step without those of columns that are known several steps ahead."""
         of_words = sum(map(len, self.shares.values()))
         numbers = len(self.features) - len(self.categories)
         return numbers + len(self.masked) + of_words + bool(self.gap)
+
+    @property
+    def known_places(self) -> list[int]:
+        """The inputs, among the first `own_width`, of columns that are known in advance."""
+        known = self.ahead.get("known", ())
+        if not known:
+            return []
+        return [place for place, (_, name) in enumerate(self.list_own_inputs()) if name in known]
 
     @property
     def numeric(self) -> list[str]:
@@ -113,6 +133,23 @@ class Description:
 
     def list_inputs(self) -> list[tuple[str, str]]:
         """Return (name, column) of each input of a step, in order.
+
+        They are those of `list_own_inputs`; if H steps are predicted at once, then those of columns
+        that are known in advance 2, 3, ..., H steps later: "price +2". (One step later is their
+        place among the first.) The last are the predicted columns in earlier rows: "sales -11".
+        """
+        own = self.list_own_inputs()
+        inputs = list(own)
+        for later in range(2, self.ahead.get("horizon", 1) + 1):
+            for place in self.known_places:
+                name, column = own[place]
+                inputs.append((f"{name} +{later}", column))
+        for lag in self.ahead.get("lags", ()):
+            inputs += [(f"{name} -{lag}", name) for name in self.ahead["predicted"]]
+        return inputs
+
+    def list_own_inputs(self) -> list[tuple[str, str]]:
+        """Return (name, column) of each input of a step that is made of one row, in order.
 
         They are the numbers, marks of missing values, words, and the time since the row before.
         """
@@ -204,9 +241,13 @@ class Description:
         """Yield whether what is predicted is valid, as `check_fields` does."""
         ahead = self.ahead
         yield "ahead", isinstance(ahead, dict)
-        yield "ahead", not ahead or (set(ahead) == AHEAD_KEYS and self.kind == "next")
+        keys = set(ahead) - {"lags"}  # since 0.11.0
+        yield "ahead", not ahead or (keys == AHEAD_KEYS and self.kind == "next")
         if not ahead:
             return
+        lags = ahead.get("lags", [])
+        yield "ahead", isinstance(lags, list) and all(type(lag) is int for lag in lags)
+        yield "ahead", lags == sorted(set(lags)) and all(0 < lag <= MOST_LAG for lag in lags)
         predicted = ahead["predicted"]
         yield "ahead", are_different_words(predicted) and len(predicted) > 0
         yield "ahead", set(predicted) <= set(self.numeric)

@@ -147,7 +147,7 @@ def notes_on_encodings(sheet: Sheet, description: Description) -> list[str]:
         counts = [f"'{one_line(name)}' ({len(w)})" for name, w in description.categories.items()]
         notes.append(f"words as inputs: {', '.join(counts)}")
     if description.gap:
-        notes.append(f"input for gaps in time: '{one_line(description.input_names[-1])}'")
+        notes.append(f"input for gaps in time: '{one_line(description.list_own_inputs()[-1][0])}'")
     if description.gap and sheet.describe_uneven_step() is None:
         notes.append(f"the time steps of {sheet.path} are even: --gaps adds nothing to learn from")
     return notes

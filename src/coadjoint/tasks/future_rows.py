@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import DataError, one_line
 from .description import Description
 from .files.sheet import Options, Problems, Sheet, refuse_bad_values
-from .scaling import inputs_of, known_inputs
+from .scaling import own_inputs_of
 
 
 def split_future(sheet: Sheet, d: Description, options: Options) -> tuple[Sheet, list[np.ndarray]]:
@@ -41,21 +41,9 @@ def split_future(sheet: Sheet, d: Description, options: Options) -> tuple[Sheet,
     unknown = np.isnan(u) & is_future[:, None]
     u[unknown] = np.broadcast_to(np.array(d.mean), u.shape)[unknown]  # 0 after scaling
     whole = replace(sheet, u=np.where(is_future[:, None], u, np.nan_to_num(u)))
-    inputs = inputs_of(whole, replace(d, ahead={}), "")[:, known_inputs(d)]
+    inputs = own_inputs_of(whole, d, "")[:, d.known_places]
     future = []
     for start, T in zip(sheet.starts, sheet.lengths, strict=True):
         rows = np.arange(start, start + T)
         future.append(inputs[rows[is_future[rows]]])
     return past, future
-
-
-def with_future(
-    u: np.ndarray, sheet: Sheet, d: Description, future: list[np.ndarray]
-) -> np.ndarray:
-    """Return inputs [N, inputs] in which the last row of a series knows the row after it."""
-    led = u.copy()
-    known = np.flatnonzero(known_inputs(d))
-    for last, rows in zip(sheet.starts + sheet.lengths - 1, future, strict=True):
-        if len(rows):
-            led[last, known] = rows[0]
-    return led

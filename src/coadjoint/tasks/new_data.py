@@ -15,7 +15,7 @@ from .description import PREDICTION_OPTIONS, ColumnNames, Description, JsonDict,
 from .files.kept import read_columns
 from .files.samples import samples_of_rows
 from .files.sheet import Options, Sheet, quote_names
-from .future_rows import split_future, with_future
+from .future_rows import split_future
 from .memory import InMemory, Source, read_source
 from .option_checks import check_choice, refuse_options_of_time
 from .prediction import Prediction
@@ -79,9 +79,7 @@ def read_new(
     cut = cut_for_prediction(filled, d.at, None if whole else d.window)
     asked = find_asked_rows(sheet, kept, cut, d.at)
     path = Path(source.path if isinstance(source, InMemory) else source)
-    u = inputs_of(cut.sheet, d, "")
-    if has_known:
-        u = with_future(u, cut.sheet, d, future)
+    u = inputs_of(cut.sheet, d, "", future)
     prediction = Prediction(d, path, cut, u, asked, future=future)
     if keep is None or keep is False:
         return prediction

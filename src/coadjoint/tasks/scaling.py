@@ -108,13 +108,31 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
     return Scale(mean.tolist(), std.tolist(), t_mean.tolist(), t_std.tolist(), constant)
 
 
-def inputs_of(sheet: Sheet, description: Description, otherwise: str = OTHER_SCALES) -> np.ndarray:
+def inputs_of(
+    sheet: Sheet,
+    description: Description,
+    otherwise: str = OTHER_SCALES,
+    future: Sequence[np.ndarray] = (),
+) -> np.ndarray:
     """Return the inputs of all rows, [N, inputs].
 
     They are (u - mean) / std, zero where missing, for each masked feature an input that is 1 where
-    it is missing, and those of words and gaps in time: see `Description.list_inputs`. otherwise:
-    ends the advice on values that are too large.
+    it is missing, those of words and gaps in time, and of columns that are known in advance: see
+    `Description.list_inputs`.
+
+    Args:
+        sheet: The rows.
+        description: How they are scaled.
+        otherwise: Ends the advice on values that are too large.
+        future: As in `lead_known`.
     """
+    own = own_inputs_of(sheet, description, otherwise)
+    led = lead_known(own, sheet, description, future)
+    return np.concatenate([led, lagged(own, sheet, description)], 1)
+
+
+def own_inputs_of(sheet: Sheet, description: Description, otherwise: str) -> np.ndarray:
+    """Return the inputs of all rows that are made of one row each, as in `inputs_of`."""
     gaps = np.isnan(sheet.u)
     for j in np.flatnonzero(gaps.any(0)):
         if sheet.features[j] not in description.masked:
@@ -137,30 +155,57 @@ def inputs_of(sheet: Sheet, description: Description, otherwise: str = OTHER_SCA
         numbers = numbers[:, [sheet.features.index(name) for name in description.numeric]]
     of_words = encode_categories(sheet, description)
     of_gaps = encode_gap(sheet, description)
-    inputs = np.concatenate([numbers, is_missing, *of_words, *of_gaps], 1)
-    return lead_known(inputs, sheet, description)
+    return np.concatenate([numbers, is_missing, *of_words, *of_gaps], 1)
 
 
-def lead_known(inputs: np.ndarray, sheet: Sheet, description: Description) -> np.ndarray:
-    """Return inputs [N, inputs] in which columns known in advance are those of the next row.
+def lead_known(
+    own: np.ndarray, sheet: Sheet, description: Description, future: Sequence[np.ndarray] = ()
+) -> np.ndarray:
+    """Return inputs [N, inputs] in which columns known in advance are those of the next H rows.
 
-    The last row of a sequence keeps its own.
+    Args:
+        own: The inputs that are made of one row each, [N, own inputs].
+        sheet: The rows.
+        description: Says which columns are known, and H, the steps that are predicted at once.
+        future: Of each sequence the known inputs of the rows after its end, [F, known inputs]; none
+            by default. Where a row's H next ones go beyond them, the last is repeated.
     """
-    known = known_inputs(description)
-    if not known.any():
-        return inputs
-    following = np.arange(1, len(inputs) + 1)
-    last = sheet.starts + sheet.lengths - 1
-    following[last] = last
-    led = inputs.copy()
-    led[:, known] = inputs[following][:, known]
+    known = description.known_places
+    if not known:
+        return own
+    horizon = description.ahead["horizon"]
+    width = description.width - description.lagged_width
+    led = np.zeros((len(own), width), own.dtype)
+    led[:, : own.shape[1]] = own
+    for i, (start, T) in enumerate(zip(sheet.starts, sheet.lengths, strict=True)):
+        rows = own[start : start + T, known]
+        if len(future):
+            rows = np.concatenate([rows, future[i]])
+        ahead = np.minimum(np.arange(T)[:, None] + np.arange(1, horizon + 1), len(rows) - 1)
+        led[start : start + T, known] = rows[ahead[:, 0]]
+        led[start : start + T, own.shape[1] :] = rows[ahead[:, 1:]].reshape(T, -1)
     return led
 
 
-def known_inputs(description: Description) -> np.ndarray:
-    """Tell of each input whether it is made of a column that is known in advance, [inputs]."""
-    known = description.ahead.get("known", ())
-    return np.array([column in known for column in description.input_columns])
+def lagged(own: np.ndarray, sheet: Sheet, description: Description) -> np.ndarray:
+    """Return the predicted columns in earlier rows, [N, lags x columns], as inputs.
+
+    Before the start of a sequence its first row stands. own: as in `lead_known`.
+    """
+    lags = description.ahead.get("lags", [])
+    if not lags:
+        return own[:, :0]
+    places = [description.numeric.index(name) for name in description.ahead["predicted"]]
+    starts = np.repeat(sheet.starts, sheet.lengths)
+    order = np.concatenate(
+        [np.arange(a, a + T) for a, T in zip(sheet.starts, sheet.lengths, strict=True)]
+    )
+    parts = []
+    for lag in lags:
+        part = np.zeros((len(own), len(places)), own.dtype)
+        part[order] = own[np.maximum(order - lag, starts)][:, places]
+        parts.append(part)
+    return np.concatenate(parts, 1)
 
 
 def cast(

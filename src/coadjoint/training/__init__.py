@@ -13,10 +13,12 @@ loop, trainer      train: step, validate, save; trainer is the run in progress, 
 online, learning   learn: one update for each step of a stream; learning is the run in progress
 plan               the settings of both, checked once
 own_defaults       defaults for your own data, where nobody gave a setting
+linear_start       a start for short series: the linear forecast
 matching           whether a network fits its task
 step               batches, gradients and clipping of one step
 watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
+looks              how held-out data is looked at: at once, or in segments
 held_out           what the best weights predict for held-out data, for the page
 layer_names        the layers of a chain in words
 advice             what may help where a network can hardly learn, or gained little

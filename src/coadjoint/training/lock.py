@@ -96,3 +96,19 @@ class Lock:
         """Let another process have the folder."""
         self.file.close()
         self._lock.release()
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether another process holds a run folder. One that does not exist is free."""
+    path = folder / ".lock"
+    lock = FileLock(path, timeout=0)
+    with storage_errors(folder):
+        try:
+            refuse_if_not_regular(path, os.lstat(path))
+            lock.acquire()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except Timeout:
+            return True
+        lock.release()
+        return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ..networks.chain_text import parse_chain
@@ -27,6 +27,7 @@ VALIDATIONS = 40  # in a run
 PATIENCE = 20  # validations: half a run, as the step size of a cosine falls late
 LARGEST_BATCH = 128
 MOST_STEPS_PER_EPOCH = 150  # beyond which the batch is doubled
+MOST_SHORT_ROWS = 800  # of a short series, in its training part
 FEW_SEQUENCES = 32  # training sequences; fewer are cut into chunks where they are long
 GATED = ("gru", "lstm")
 # The keys of [network] beside which the defaults were tried; with another one they stay away.
@@ -87,6 +88,15 @@ NEXT_STEP = OwnDefaults(
     batch=32,
     weight_decay=0.01,
 )
+# A short series, whose earlier rows are inputs: benchmarks/forecasts.py chose it.
+SHORT_SERIES = OwnDefaults(
+    {"cell": "gru", "hidden": 8, "skip": True, "persistence": True},
+    lr=3e-4,
+    batch=32,
+    weight_decay=0.01,
+    least_steps=300,
+)
+SEASONAL_SERIES = replace(NEXT_STEP, least_steps=300)  # a long one, with such inputs
 DENSE_LAYERS = OwnDefaults({"activation": "relu", "dropout": 0.2}, lr=1e-2, batch=16)
 OTHER_LAYERS = OwnDefaults({}, lr=None, batch=16)
 OTHER_CELL = OwnDefaults({}, lr=None, batch=16)
@@ -112,12 +122,15 @@ def fill(config: Sections, given: SectionValues, task: Data) -> Filled:
     """
     filled = Filled()
     defaults = choose_defaults(config, given, task)
+    lags = task.description.ahead.get("lags")
+    if lags and "lags" not in given.get("data", {}):
+        filled.put("data", lags=list(lags))
     fill_network(filled, defaults, given)
     fill_chunk(filled, defaults, given, task)
     fill_training(filled, defaults, config, given, task)
     fill_optimiser(filled, defaults, given)
     fill_warmup(filled, given, steps_of(filled, config, task))
-    describe(filled, config)
+    describe(filled, config, bool(lags))
     return filled
 
 
@@ -133,8 +146,24 @@ def choose_defaults(config: Sections, given: SectionValues, task: Data) -> OwnDe
         return OTHER_CELL
     if task.readout != "every":
         return ONE_ANSWER
-    is_next_step = task.description.kind == "next" and not task.description.ahead
+    ahead = task.description.ahead
+    if ahead.get("lags") and not ahead["quantiles"]:
+        is_short = task.sets["train"].steps().sum() <= MOST_SHORT_ROWS
+        return SHORT_SERIES if is_short else SEASONAL_SERIES
+    is_next_step = task.description.kind == "next" and not ahead
     return NEXT_STEP if is_next_step else EVERY_STEP
+
+
+def reads_lags(data: Mapping[str, Any], cell: object) -> bool:
+    """Whether earlier rows may be inputs by default: forecasts of one step, nothing else asked for.
+
+    data: the keys of this section that were given; cell: None if none was. Whether the series is
+    short is seen when it is read: see `tasks.season`.
+    """
+    is_direct = "horizon" in data and data.get("strategy") != "recursive"
+    asked = {"lags", "window", "known", "quantiles", "target", "wide", "missing", "gaps"}
+    is_plain = cell in (None, *GATED) and not is_direct and not asked & set(data)
+    return data.get("kind") == "next" and is_plain
 
 
 def reads_whole_sequences(config: Sections) -> bool:
@@ -251,7 +280,7 @@ def fill_warmup(filled: Filled, given: SectionValues, steps: int) -> None:
         filled.put("optimiser", warmup=round(WARMUP_SHARE * steps))
 
 
-def describe(filled: Filled, config: Sections) -> None:
+def describe(filled: Filled, config: Sections, has_lags: bool) -> None:
     """A line on what was filled in, before the one on the length of the run."""
     network = filled.values.get("network", {})
     training = filled.values.get("training", {})
@@ -265,7 +294,8 @@ def describe(filled: Filled, config: Sections) -> None:
     if "readout" in network:
         parts.append("mean over steps")
     if network.get("persistence"):
-        parts.append("begins with the forecast that nothing changes")
+        start = "forecast of a linear regression" if has_lags else "forecast that nothing changes"
+        parts.append(f"begins with the {start}")
     for key in ("activation", "dropout"):
         if key in network:
             parts.append(f"{key} {network[key]}")

@@ -32,6 +32,7 @@ from ..optimisers.recipes import SELF_DIRECTED, WITHOUT_STEP_SIZE, Optimiser, ad
 from .curriculum import Easiest
 from .display import Display, accept_old_display
 from .json_types import JsonObject, Row
+from .looks import Looks
 
 NONFINITE_POLICIES = ("stop", "skip", "dump")
 
@@ -186,6 +187,11 @@ class TrainingPlan(Plan):
                 f"direction '{recipe.direction}' needs the costates of all samples in one process, "
                 "so it takes no shards: train with one process, or use direction 'steepest'."
             )
+
+    @property
+    def looks(self) -> Looks:
+        """How looks at held-out data save memory: in segments if gradients are computed in them."""
+        return Looks(self.method.segments, self.batch)
 
     def _check_recipe(self) -> None:
         """Refuse settings that have no effect with this optimiser, or make no sense with it."""

@@ -240,8 +240,9 @@ class StepEvaluator:
             if not torch.isfinite(gradient).all():
                 faulty.append(f"the gradient of {name}")
         where = ""
-        # With weight noise, the run cannot be repeated: the weights it had are gone.
-        if not self.plan.weight_noise:
+        # With weight noise, the run cannot be repeated: the weights it had are gone. In segments,
+        # it is not repeated: all its states would take the memory that segments save.
+        if not self.plan.weight_noise and self.plan.method.segments is None:
             where = validation.locate_nonfinite(self.suspect)
         # If every entry is finite, they are so large that the squares in the norm overflow.
         return f"{', '.join(faulty) or 'the norm of the gradient'} is not finite{where}"

@@ -328,7 +328,14 @@ class Training:
         if self.folder.path is not None:
             self.folder.write_model(self)
             weights_step = self.progress.best_step or self.step
-            write_held_out(self.folder.path, self.net, self.task, weights_step, self.plan.tests)
+            write_held_out(
+                self.folder.path,
+                self.net,
+                self.task,
+                weights_step,
+                self.plan.tests,
+                self.plan.looks,
+            )
             self.folder.write_result(self.result(self.status, None, metrics))
         progress = self.progress
         return Result(
@@ -405,7 +412,9 @@ class Training:
         if layers:
             result["layers"] = layers
         if metrics:
-            result |= collect_findings(self.net, self.task, self.plan.seed)
+            result |= collect_findings(
+                self.net, self.task, self.plan.seed, self.plan.method.segments
+            )
         return result
 
     def distance_rows(self) -> Iterable[Row]:

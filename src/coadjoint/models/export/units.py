@@ -62,12 +62,19 @@ def target_names(d: Description) -> list[str]:
 def write_columns(writer: Writer, d: Description, x: Value) -> Value:
     """The inputs in float64: numbers, marks of missing values, words, the gap.
 
-    Columns that are known in advance are refused: a row would have to hold those of the next.
+    Columns that are known in advance, and lags, are refused: a row would have to hold those of
+    other rows.
     """
     if d.ahead.get("known"):
         raise Unsupported(
-            f"the network reads {quote_names(d.ahead['known'])} one row ahead of the others, which "
-            "is not exported. Train without --known."
+            f"the network reads {quote_names(d.ahead['known'])} ahead of the others, which is not "
+            "exported. Train without --known."
+        )
+    if d.ahead.get("lags"):
+        rows = ", ".join(map(str, d.ahead["lags"]))
+        raise Unsupported(
+            f"the network also reads the rows {rows} before each row, which is not exported. Train "
+            "with --lags 0."
         )
     numeric = [d.features.index(name) for name in d.numeric]
     parts: list[Value] = []
