@@ -34,10 +34,7 @@ TOGETHER = (
     "tests/house/test_mutants.py",
     "tests/house/test_readme.py::test_blocks_run",
     "tests/training/test_many_processes.py",
-<<<<<<< HEAD
-=======
     "tests/nn/test_own_loops.py",
->>>>>>> main
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[ddp",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[sharded",
 )
@@ -71,21 +68,13 @@ def pytest_addoption(parser):
     parser.addoption(
         "--scale",
         action="store_true",
-<<<<<<< HEAD
-        help="run the tests of many processes and large data, as in make test-scale",
-=======
         help="run the tests of many processes, machines and large data",
->>>>>>> main
     )
 
 
 def pytest_collection_modifyitems(config, items):
     """Tests marked `thorough`, and most cases of those marked `sampled`, run with --thorough
-<<<<<<< HEAD
-    alone; tests marked `scale` with --scale alone.
-=======
     alone; those marked `scale` with --scale alone.
->>>>>>> main
     """
     left_out = set()
     if not config.getoption("--scale"):

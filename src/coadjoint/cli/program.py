@@ -19,22 +19,14 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import (
     CoadjointError,
-<<<<<<< HEAD
     ConfigError,
-    MissingError,
-    escape_controls,
-    escape_undecodable,
-    nearest,
-)
-from ..training import launched
-=======
     MissingError,
     escape_controls,
     escape_undecodable,
     hide_passwords,
     nearest,
 )
->>>>>>> main
+from ..training import launched
 
 Command = TypeVar("Command", bound=Callable[..., None])
 

@@ -15,12 +15,6 @@ from . import build
 from . import flags as setting_flags
 from .compare import HERE, Where, run_comparison
 from .online import resume_stream
-<<<<<<< HEAD
-from .program import QUIET, RUN, app, print_escaped
-from .together import joined_processes
-from .train import resume_run
-=======
-from .past import stand_where_it_began
 from .program import (
     ON,
     QUIET,
@@ -29,11 +23,10 @@ from .program import (
     TLS_CERT,
     TLS_KEY,
     app,
-    final_status,
     print_escaped,
 )
-from .train import run_training, settings_writer
->>>>>>> main
+from .together import joined_processes
+from .train import resume_run
 from .tune import resume_study
 
 
@@ -69,17 +62,10 @@ def resume(
 
     The result of a run matches an uninterrupted one bit for bit.
     """
-<<<<<<< HEAD
     refuse_if_shared(run)
-=======
-    from ..training import storage as checkpoints
-    from ..training.report import pages
-    from ..training.run_folder import RunFolder
-
     where = Where(on, tls_ca_file, tls_cert, tls_key)
     if where != HERE and not os.path.lexists(run / "compare.json"):
         raise ConfigError("--on applies to a comparison.")
->>>>>>> main
     if os.path.lexists(run / "tune.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a search.")
@@ -101,9 +87,10 @@ def resume(
     if os.path.lexists(run / "online.json"):
         resume_stream(run, steps, fallback, quiet)
         return
-<<<<<<< HEAD
     with joined_processes() as processes:
-        resume_run(run, processes, quiet, steps, fallback)
+        with processes.together():
+            is_forced = processes.leads and refuse_if_pruned(run, force)
+        resume_run(run, processes, quiet, steps, fallback, is_forced)
 
 
 def refuse_if_shared(run: Path) -> None:
@@ -114,29 +101,6 @@ def refuse_if_shared(run: Path) -> None:
                 f"{run} is not a run of `coadjoint train`, which several processes can share: "
                 "resume it without torchrun."
             )
-=======
-    config = setting_flags.read_run_config(run)
-    run = stand_where_it_began(run, config, quiet)
-    if steps is not None:  # resolved again, which checks the new number
-        values = setting_flags.to_plain_dict(config)
-        values["training"]["steps"] = steps
-        config = setting_flags.resolve(None, values)
-    is_forced = refuse_if_pruned(run, force)
-    job = build.build(config, checkpoints.read_outline(run), has_begun=True)
-    ended = None if is_forced else final_status(run, job.arguments["steps"])
-    if ended is not None:
-        if not (run / "report.html").exists():
-            pages.write(run)
-        longer = ""
-        if ended == "finished":
-            longer = f" To train longer: coadjoint resume {run} --steps N"
-        if not quiet:
-            print_escaped(f"{run} has already ended ({ended}).{longer}")
-        return
-    # config.yaml changes only if there are other steps to train.
-    folder = RunFolder(run) if steps is None else RunFolder(run, settings_writer(job))
-    run_training(job, folder, quiet, resume=True, fallback=fallback)
->>>>>>> main
 
 
 def refuse_if_pruned(run: Path, force: bool) -> bool:

@@ -248,8 +248,12 @@ def resume_run(
     quiet: bool,
     steps: int | None = None,
     fallback: bool = False,
+    is_forced: bool = False,
 ) -> None:
-    """Resume a training run. steps: a new number of them; fallback: from an older checkpoint."""
+    """Resume a training run. steps: a new number of them; fallback: from an older checkpoint.
+
+    is_forced: even if it has ended, as a run that was pruned has.
+    """
     from ..training import storage
     from ..training.run_folder import RunFolder
 
@@ -258,7 +262,9 @@ def resume_run(
         config, run = settings_of_run(run, processes, steps, quiet)
         past = storage.read_outline(run) if processes.leads else None
         job = build.build(config, past, has_begun=True)
-        ended = final_status(run, job.arguments["steps"]) if processes.leads else None
+        ended = None
+        if processes.leads and not is_forced:
+            ended = final_status(run, job.arguments["steps"])
     if processes.word(ended) is not None:
         if processes.leads:
             say_it_has_ended(run, str(ended), quiet)
