@@ -18,6 +18,7 @@ splits               what is split off from the training file, also in older run
 progress, run_table  progress lines and bars; what runs where
 prepare              prepare
 train                train
+together             train and resume under torchrun
 resume               resume, replay
 predict              predict, report
 evaluate             evaluate
