@@ -196,6 +196,7 @@ PENALTIES = {
     "share-variance": "share-variance",
     "barrier": co.penalties.barrier(10.0),
     "omega": "omega",
+    "omega-norms": "omega-norms",
     "isometry": "isometry",
     "norm-stabiliser": "norm-stabiliser",
     "output-variance": "output-variance",
