@@ -398,6 +398,8 @@ def drawn(i):
         r.choice(every) if not later or r.random() < 0.2 else (r.choice(NEWER), "tanh")
     )
     loss = r.choice([*CROSS_LOSSES, "no-target", "values"])
+    if loss == "squared" and i % 2:  # in turn, so that no other case changes
+        loss = "half-squared"
     # omega-norms takes every other turn of omega, so that it changes no other case
     names = [p for p in PENALTIES if p != "omega-norms"]
     name = r.choice([p for p in names if p != "omega-published" or oracles.CELLS[cell][4]])

@@ -299,6 +299,7 @@ def huber(a, y_hat, y):
 
 LOSSES = {
     "squared": lambda a, y_hat, y: ((y_hat - y) ** 2).sum(),
+    "half-squared": lambda a, y_hat, y: ((y_hat - y) ** 2).sum() / 2,
     "absolute": lambda a, y_hat, y: (y_hat - y).abs().sum(),
     "huber": huber,
     "cross-entropy": cross_entropy,
