@@ -94,7 +94,7 @@ def test_formulas_are_those_of_the_text():
     assert bounds.c_bar == pytest.approx(c_bar)
     assert bounds.Q_printed == max(beta**2 * M2 / (2 * c_bar - 1), start**2)  # (3.25)
     terms = (beta**2 * M2 / (2 * c_bar * beta - 1), 2 * beta**2 * M2, start**2)
-    assert bounds.Q == pytest.approx(max(terms))
+    assert pytest.approx(max(terms)) == bounds.Q
     assert bounds.distance(7) == bounds.Q / 7  # (3.24)
     assert bounds.excess(7) == pytest.approx(L / 2 * bounds.Q / 7)  # (3.26) of (3.24)
     assert convergence_bounds(0.4, 1.0, 0.0, 1.0, 0.0).Q_printed == math.inf
