@@ -1,10 +1,13 @@
-# make demo | test | test-quick (no slow tests) | test-thorough (all cases) | test-gpu | test-crash | test-page | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
+# make demo | test | test-quick (no slow tests) | test-thorough (all cases) | test-gpu | test-crash | test-scale | test-page | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 
-.PHONY: demo test test-quick test-thorough test-gpu test-crash test-page lint bench mutants clean
+.PHONY: demo test test-quick test-thorough test-gpu test-crash test-scale test-page lint bench mutants clean
+
+# the tests start many processes: each would compile the package anew
+export PYTHONDONTWRITEBYTECODE :=
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +38,11 @@ test-gpu:
 
 test-crash: $(READY)
 	$(BIN)/python tools/crash.py
+
+# many processes, workers that are killed, a PostgreSQL server of Debian's package
+test-scale: $(READY)
+	test -n "$$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null)" || (apt-get update -qq && apt-get install -y -qq postgresql)
+	$(BIN)/python -m pytest tests/scale --scale
 
 test-page: $(READY)
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)

@@ -33,6 +33,8 @@ TOGETHER = (
     "tests/house/test_lines.py",
     "tests/house/test_mutants.py",
     "tests/house/test_readme.py::test_blocks_run",
+    "tests/training/test_many_processes.py",
+    "tests/nn/test_own_loops.py",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[ddp",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[sharded",
 )

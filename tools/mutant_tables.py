@@ -199,6 +199,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("diagnostics/test_diagnostics.py", "diagnostics/test_chain_diagnostics.py"),
         ("training/test_learning.py",),
     ),
+    "diagnostics/convergence.py": (("diagnostics/test_convergence.py",), ()),
     "diagnostics/depth.py": (("diagnostics/test_chain_diagnostics.py",), ()),
     "diagnostics/outputs.py": (
         ("diagnostics/test_chain_diagnostics.py",),

@@ -142,7 +142,36 @@ class MissingError(CoadjointError, ImportError):
     exit_code = 7
 
 
+class LostProcess(CoadjointError):
+    """Another process of the same run has died, or cannot be reached.
+
+    Example:
+        >>> from coadjoint.errors import LostProcess
+        >>> LostProcess.exit_code
+        6
+    """
+
+    exit_code = 6
+
+
 # Text from outside, made safe to print.
+PASSWORD = re.compile(  # user:PASSWORD@ in a URL, or password=PASSWORD in its query
+    r"(://[^\s:/@]*):\S*@|(password=)[^\s&'\"]+", re.IGNORECASE
+)
+
+
+def hide_passwords(text: str) -> str:
+    """A text in which the passwords of URLs are "***": those of commands are kept in files.
+
+    "postgresql://me:secret@host/db?password=more" -> "postgresql://me:***@host/db?password=***"
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        return f"{match[1]}:***@" if match[1] is not None else f"{match[2]}***"
+
+    return PASSWORD.sub(replace, text)
+
+
 def escape_controls(text: object, lines: bool = True) -> str:
     """Text whose control characters are written out, so that a terminal does not obey them.
 

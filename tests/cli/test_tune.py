@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coadjoint.cli import flags as setting_flags
-from coadjoint.cli import program, search_space, study, study_record, tune
+from coadjoint.cli import program, search_space, study_record, study_show, study_trials
 from coadjoint.cli.search_space import Alternatives, Range
 from coadjoint.errors import ConfigError, StorageError
 from coadjoint.training import schemas
@@ -106,7 +106,7 @@ def test_the_best_settings_are_a_command():
         "network": {"cell": "gru", "bidirectional": True, "bias": False},
         "optimiser": {"name": "adamw", "lr": 0.001234},
     }
-    assert tune.train_command(values) == (
+    assert study_show.train_command(values) == (
         "coadjoint train --train 'my data.csv' --split 0.8,0.2,0.0 --cell gru --bidirectional "
         "--no-bias --optimiser adamw --lr 0.001234"
     )
@@ -119,7 +119,7 @@ def test_a_search_ranks_by_validation_and_sees_the_test_set_once(table, coadjoin
     assert (code, err) == (0, "")
     assert "goal: valid accuracy; at most 2 trials" in out
     assert "2 of 2: trial 1: valid accuracy" in out
-    assert "best settings:\n  coadjoint train --train data.csv" in out
+    assert "best settings so far:\n  coadjoint train --train data.csv" in out
     for name in ("trial-0", "trial-1"):
         folder = table / "s" / "runs" / name
         assert set(json.loads((folder / "result.json").read_text())["metrics"]) == {
@@ -150,8 +150,9 @@ def test_a_trial_that_was_killed_goes_on_in_its_folder(table, coadjoint):
     plan = {"trials": 1, "minutes": None, "seed": 0, "command": None}
     folder = table / "s"
     space = search_space.parse_space("hidden=2..4")
-    study_record.lay_out(folder, base, space, goal, plan, {"hidden": 3})
-    killed = study_record.open_record(folder, goal, 0).ask()  # and never told
+    content = study_record.describe_plan(base, space, goal, plan, {"hidden": 3})
+    study_record.lay_out(folder, content)
+    killed = study_record.open_record(folder).ask()  # and never told
     killed.suggest_int("hidden", 2, 4)
     code, out, err = coadjoint("resume", "s", "--jobs", "1")
     assert (code, err) == (0, "")
@@ -179,7 +180,7 @@ def test_a_pruned_run_is_not_resumed_by_accident(tmp_path):
     }
     (tmp_path / "result.json").write_text(json.dumps(result))
     assert program.final_status(tmp_path, 10) is None
-    study.mark_pruned(tmp_path, 7)
+    study_trials.mark_pruned(tmp_path, 7)
     assert program.final_status(tmp_path, 10) == "pruned"
     assert schemas.read(tmp_path / "result.json", schemas.ResultSchema)["status"] == "pruned"
 
@@ -203,7 +204,7 @@ def test_a_bad_trial_is_pruned_and_a_good_one_is_not(tmp_path):
     for value, is_pruned in ((0.1, True), (0.9, False)):
         run_folder = tmp_path / str(value)
         run_folder.mkdir()
-        watcher = study.TrialWatcher(record.ask(), run_folder, goal)
+        watcher = study_trials.TrialWatcher(record.ask(), run_folder, goal)
         assert not watcher.look()  # nothing is written yet
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         last = {"kind": "held-out", "split": "valid", "step": 20, "accuracy": value}
@@ -249,7 +250,8 @@ def test_a_study_from_a_stranger_stays_in_its_folder(tmp_path):
     plan = {"trials": 1, "minutes": None, "seed": 0, "command": None}
     base = {"data": {"train": "data.csv"}}
     folder = tmp_path / "s"
-    study_record.lay_out(folder, base, search_space.parse_space("hidden=2..4"), goal, plan, {})
+    space = search_space.parse_space("hidden=2..4")
+    study_record.lay_out(folder, study_record.describe_plan(base, space, goal, plan, {}))
     trial = {
         "number": 0,
         "folder": "../outside",
@@ -266,4 +268,4 @@ def test_a_study_from_a_stranger_stays_in_its_folder(tmp_path):
     (folder / "study.db").rename(tmp_path / "other.db")
     (folder / "study.db").symlink_to(tmp_path / "other.db")
     with pytest.raises(StorageError, match="link"):
-        study_record.open_record(folder, goal, 0)
+        study_record.open_record(folder)

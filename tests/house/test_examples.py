@@ -142,7 +142,7 @@ def test_a_loop_without_its_package_is_refused_in_one_line(name, tmp_path):
     assert f"not installed: pip install {LOOPS[name]}" in done.stderr
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", [*LOOPS, "loop_ddp", "loop_fsdp"])
 def test_the_two_lines_are_the_same_in_every_loop(name):
     source = (EXAMPLES / f"{name}.py").read_text().replace("self.", "")
     one, two = (

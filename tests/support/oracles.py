@@ -254,9 +254,11 @@ def tilted(h, theta, case):
 
 
 def tilted_tanh(h, theta, case):
-    """log tanh(m), in a form that keeps its digits where tanh(m) is nearly 1"""
+    """log tanh(m), in a form that keeps its digits where tanh(m) is nearly 1, and of which nothing
+    is infinite where exp(m) is.
+    """
     m = sum(torch.exp(case.tilt * y) for y in h) / len(h)
-    e = torch.exp(-2 * m)  # 0, with its slopes, where e^(2 m) would be infinite
+    e = torch.exp(-2 * m)
     return torch.where(m < 1, torch.log(torch.tanh(m)), torch.log1p(-2 * e / (1 + e))) / case.tilt
 
 

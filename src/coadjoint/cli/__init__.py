@@ -16,7 +16,9 @@ past                 which settings of a resumed run may change
 baselines            metrics by name, and the figures of a run beside those of baselines
 splits               what is split off from the training file, also in older run folders
 progress, run_table  progress lines and bars; what runs where
+prepare              prepare
 train                train
+together             train and resume under torchrun
 resume               resume, replay
 predict              predict, report
 evaluate             evaluate
@@ -35,7 +37,11 @@ leashed              a run that ends with what started it
 outcomes, workers    what came of its runs; their processes
 preloaded            imports that these processes share
 study                a search for settings: its trials, each in a process of its own
-study_record         the files of its folder
+study_trials         a trial: its run, and what is read from it
+study_queue          which worker runs which trial
+study_record         the files of its folder, and its record
+study_storage        where that record lies: a file, or a server
+study_show           its trials on the terminal
 search_space         which settings vary, and between which values
 bench/               speed compared with other libraries
 """
@@ -61,6 +67,7 @@ try:
         lists,
         online,
         predict,
+        prepare,
         resume,
         train,
         tune,
@@ -77,7 +84,7 @@ except ModuleNotFoundError as error:
 
     _WITH_SETTINGS = (
         "train resume online replay compare tune predict evaluate explain forecast export report "
-        "diagnose tasks cells demo"
+        "prepare diagnose tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -85,8 +92,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "evaluate", "explain", "forecast", "export", "report",
-    "compare", "tune", "online",
+    "demo", "prepare", "train", "resume", "predict", "evaluate", "explain", "forecast", "export",
+    "report", "compare", "tune", "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 

@@ -45,6 +45,7 @@ def notes_on_time(net: Net, T: int, training: TrainingSection, method: Method) -
     from ..gradients import memory
     from ..gradients.bptt import BPTT
     from ..gradients.penalised import Penalised
+    from ..tasks.task import LARGEST_BATCH
 
     layer = net.one_layer
     if layer is None or layer.cell is None or not isinstance(method, BPTT | Penalised):
@@ -53,24 +54,29 @@ def notes_on_time(net: Net, T: int, training: TrainingSection, method: Method) -
     probes = training.probes
     needed = memory.predict(layer, T, batch, method)
     gradient = f"a gradient at T = {T:,} takes about {format_bytes(needed)}"
+    # A finite task looks at all of its held-out sequences, some at once.
+    tests = training.tests or max(1, LARGEST_BATCH // T)
+    run = memory.predict_run(layer, T, method, batch, probes, tests)
     if method.segments is None:
-        if needed <= MUCH_MEMORY:
-            return []
-        return [f"{gradient} of memory; --segments auto would take less"]
+        notes = []
+        if needed > MUCH_MEMORY:
+            notes.append(f"{gradient} of memory; --segments auto would take less")
+        if run.peak > MUCH_MEMORY and run.peak > 2 * needed:
+            notes.append(
+                f"the run takes up to {format_bytes(run.peak)} on {net.like.device.type}, where it "
+                f"looks at {tests:,} held-out sequences at once"
+            )
+        return notes
     memory.steady()  # keeps freed segments from leaving holes in the heap
     unsegmented: Method = BPTT()
     if isinstance(method, Penalised):
         unsegmented = Penalised(method.penalty)
     in_one = memory.predict(layer, T, batch, unsegmented)
-    notes = [f"{gradient} of memory ({format_bytes(in_one)} without segments)"]
-    # A validation keeps the states and the costates of its probes: twice what a gradient keeps.
-    probing = 2 * memory.predict(layer, T, probes, BPTT())
-    if probing > needed:
-        notes.append(
-            f"validation uses no segments: the costates of --probes {probes} sequences take "
-            f"about {format_bytes(probing)}"
-        )
-    return notes
+    return [
+        f"{gradient} of memory ({format_bytes(in_one)} without segments)",
+        f"the run takes up to {format_bytes(run.peak)} on {net.like.device.type}, with its looks "
+        "at held-out sequences",
+    ]
 
 
 def format_bytes(count: float) -> str:

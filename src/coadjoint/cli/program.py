@@ -17,7 +17,16 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..errors import CoadjointError, MissingError, escape_controls, escape_undecodable, nearest
+from ..errors import (
+    CoadjointError,
+    ConfigError,
+    MissingError,
+    escape_controls,
+    escape_undecodable,
+    hide_passwords,
+    nearest,
+)
+from ..training import launched
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -76,6 +85,7 @@ TLS_CA_FILE = typer.Option(None, "--tls-ca-file", help="--on tls://: the certifi
 TLS_CERT = typer.Option(None, "--tls-cert", help="--on tls://: your certificate")
 TLS_KEY = typer.Option(None, "--tls-key", help="--on tls://: its key")
 
+SHARED_COMMANDS = ("train", "resume")  # those that torchrun may start
 NARROWEST_COLUMN = 12  # characters; a table on a narrow terminal is not folded further
 READING_COMMANDS = (
     "resume",
@@ -99,8 +109,15 @@ def _root(
         False, "--version", callback=_print_version, is_eager=True, help="print the version"
     ),
     debug: bool = typer.Option(False, "--debug", help="show the full traceback of an error"),
+    *,
+    context: typer.Context,
 ) -> None:
     """The flags of the program itself, before any command."""
+    if launched.size() > 1 and context.invoked_subcommand not in SHARED_COMMANDS:
+        raise ConfigError(
+            f"torchrun started {launched.size()} processes, which only `train` and `resume` can "
+            "share: run this command without torchrun."
+        )
     if debug:
         os.environ["COADJOINT_DEBUG"] = "1"  # read by `main`, which has no arguments
 
@@ -127,8 +144,8 @@ def next_free_folder(name: str) -> Path:
 
 
 def command_line() -> str:
-    """The command as it was typed, in valid UTF-8: names of files need not be."""
-    return escape_undecodable(shlex.join(["coadjoint", *sys.argv[1:]]))
+    """The command as it was typed, without passwords, in valid UTF-8: file names need not be."""
+    return hide_passwords(escape_undecodable(shlex.join(["coadjoint", *sys.argv[1:]])))
 
 
 def final_status(run: Path, steps: int) -> str | None:
@@ -195,13 +212,13 @@ def main() -> None:
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except USAGE_ERROR as error:
-        fail(explain_usage_error(error), 2)
+        fail_once(explain_usage_error(error), 2)
     except CoadjointError as error:
         if os.environ.get("COADJOINT_DEBUG"):
             raise
-        fail(str(error), error.exit_code)
+        fail_once(str(error), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        fail("interrupted.", 130)  # as if ended by SIGINT: 128 + 2
+        fail_once("interrupted.", 130)  # as if ended by SIGINT: 128 + 2
     except BrokenPipeError:
         # Python writes to stdout once more as it ends; that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -264,8 +281,15 @@ def warn(message: str) -> None:
     print(escape_controls(f"coadjoint: warning: {message}"), file=sys.stderr)
 
 
+def fail_once(message: str, code: int) -> NoReturn:
+    """As `fail`, but of the processes of torchrun rank 0 alone prints what all of them meet."""
+    if launched.rank() > 0:
+        sys.exit(code)
+    fail(message, code)
+
+
 def fail(message: str, code: int) -> NoReturn:
     """Print an error to stderr and exit. Code 75: the run was saved and can be resumed."""
     kind = "" if code == 75 else "error: "
-    print(escape_controls(f"coadjoint: {kind}{message}"), file=sys.stderr)
+    print(escape_controls(f"coadjoint: {kind}{hide_passwords(message)}"), file=sys.stderr)
     sys.exit(code)

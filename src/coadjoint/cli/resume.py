@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Optional
 
 import typer
 
 from ..errors import ConfigError, escape_controls
+from ..training import launched
 from . import build
 from . import flags as setting_flags
 from .compare import HERE, Where, run_comparison
 from .online import resume_stream
-from .past import stand_where_it_began
 from .program import (
     ON,
     QUIET,
@@ -22,10 +23,10 @@ from .program import (
     TLS_CERT,
     TLS_KEY,
     app,
-    final_status,
     print_escaped,
 )
-from .train import run_training, settings_writer
+from .together import joined_processes
+from .train import resume_run
 from .tune import resume_study
 
 
@@ -51,26 +52,29 @@ def resume(
     tls_ca_file: Optional[Path] = TLS_CA_FILE,
     tls_cert: Optional[Path] = TLS_CERT,
     tls_key: Optional[Path] = TLS_KEY,
+    storage: Optional[str] = typer.Option(
+        None, "--storage", help="search: where its trials are recorded, if not in its folder"
+    ),
+    force: bool = typer.Option(False, "--force", help="resume a run that a search has pruned"),
     quiet: bool = QUIET,
 ) -> None:
     """Resume a run, a comparison or a search.
 
     The result of a run matches an uninterrupted one bit for bit.
     """
-    from ..training import storage
-    from ..training.report import pages
-    from ..training.run_folder import RunFolder
-
+    refuse_if_shared(run)
     where = Where(on, tls_ca_file, tls_cert, tls_key)
     if where != HERE and not os.path.lexists(run / "compare.json"):
         raise ConfigError("--on applies to a comparison.")
     if os.path.lexists(run / "tune.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a search.")
-        resume_study(run, trials, minutes, jobs, quiet)
+        resume_study(run, trials, minutes, jobs, quiet, storage)
         return
-    if trials is not None or minutes is not None:
-        raise ConfigError("--trials and --minutes apply to a search by `coadjoint tune`.")
+    if trials is not None or minutes is not None or storage is not None:
+        raise ConfigError(
+            "--trials, --minutes and --storage apply to a search by `coadjoint tune`."
+        )
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback apply to a run, not to a comparison.")
@@ -83,26 +87,36 @@ def resume(
     if os.path.lexists(run / "online.json"):
         resume_stream(run, steps, fallback, quiet)
         return
-    config = setting_flags.read_run_config(run)
-    run = stand_where_it_began(run, config, quiet)
-    if steps is not None:  # resolved again, which checks the new number
-        values = setting_flags.to_plain_dict(config)
-        values["training"]["steps"] = steps
-        config = setting_flags.resolve(None, values)
-    job = build.build(config, storage.read_outline(run), has_begun=True)
-    ended = final_status(run, job.arguments["steps"])
-    if ended is not None:
-        if not (run / "report.html").exists():
-            pages.write(run)
-        longer = ""
-        if ended == "finished":
-            longer = f" To train longer: coadjoint resume {run} --steps N"
-        if not quiet:
-            print_escaped(f"{run} has already ended ({ended}).{longer}")
-        return
-    # config.yaml changes only if there are other steps to train.
-    folder = RunFolder(run) if steps is None else RunFolder(run, settings_writer(job))
-    run_training(job, folder, quiet, resume=True, fallback=fallback)
+    with joined_processes() as processes:
+        with processes.together():
+            is_forced = processes.leads and refuse_if_pruned(run, force)
+        resume_run(run, processes, quiet, steps, fallback, is_forced)
+
+
+def refuse_if_shared(run: Path) -> None:
+    """Refuse to let the processes of torchrun share anything but a training run."""
+    for name in ("tune.json", "compare.json", "online.json"):
+        if launched.size() > 1 and os.path.lexists(run / name):
+            raise ConfigError(
+                f"{run} is not a run of `coadjoint train`, which several processes can share: "
+                "resume it without torchrun."
+            )
+
+
+def refuse_if_pruned(run: Path, force: bool) -> bool:
+    """Refuse to resume a run that a search has pruned, unless that is wanted.
+
+    Returns whether the run was pruned.
+    """
+    from .outcomes import read_status
+
+    is_pruned = read_status(run) == "pruned"
+    if is_pruned and not force:
+        raise ConfigError(
+            f"{run} was pruned by `coadjoint tune`: others were better. To train it all the same: "
+            f"coadjoint resume {shlex.quote(str(run))} --force"
+        )
+    return is_pruned
 
 
 @app.command()

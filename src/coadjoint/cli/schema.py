@@ -350,6 +350,7 @@ class TrainingSection(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
+    shards: PositiveInt | None = Field(None, description="parts of a batch that processes share")
     logger: str | list[str] | None = Field(None, description="also log to tensorboard,mlflow,wandb")
     tensorboard: bool = Field(False, description="the same as --logger tensorboard")
     test_set: bool | None = Field(

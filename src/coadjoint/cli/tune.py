@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 import typer
 
-from ..errors import ConfigError
-from . import build, schema
+from ..errors import ConfigError, StorageError, hide_passwords
+from ..training import files
+from ..training.json_types import JsonObject
+from . import build, schema, study_show
 from . import flags as setting_flags
 from .compare import count_jobs
 from .flags import SectionValues, config_from_command, flag, with_setting_flags
@@ -21,7 +22,6 @@ from .program import (
     command_line,
     next_free_folder,
     print_escaped,
-    print_table,
     with_examples,
 )
 from .progress import ProgressReporter
@@ -29,9 +29,14 @@ from .progress import ProgressReporter
 if TYPE_CHECKING:
     from .search_space import Dimension
     from .study_record import SearchGoal
+    from .study_storage import StoragePlace
 
 MOST_TRIALS = 100_000
-SHOWN_TRIALS = 10  # in the table at the end
+SLOWEST_HEARTBEAT = 86_400  # seconds
+STORAGE_HELP = (
+    "where trials are recorded: postgresql+psycopg://user@host/db for workers on many machines "
+    "(password: PGPASSWORD or ~/.pgpass), journal:FILE, or by default SQLite in the folder"
+)
 
 
 @app.command()
@@ -41,6 +46,8 @@ SHOWN_TRIALS = 10  # in the table at the end
     "coadjoint tune --train data.csv --cell gru --vary 'lr=1e-3..1e-1 hidden=16..128'",
     "coadjoint tune --train table.csv --vary 'chain=64|64x2|128x2 dropout=0..0.5' --minutes 10",
     "coadjoint tune digits --trials 20 --steps 500",
+    "coadjoint tune temporal-order --study order --storage postgresql+psycopg://user@host/db",
+    "coadjoint tune --show --study order --storage postgresql+psycopg://user@host/db",
 )
 def tune(
     task: Optional[str] = typer.Argument(
@@ -48,7 +55,7 @@ def tune(
         metavar="TASK",
         help="a built-in task (`coadjoint tasks` lists them); or use --train FILE",
     ),
-    trials: int = typer.Option(30, "--trials", help="settings to try"),
+    trials: int = typer.Option(30, "--trials", help="settings to try, by all workers together"),
     minutes: Optional[float] = typer.Option(
         None, "--minutes", help="start no trial after this time, and prune those that still run"
     ),
@@ -61,6 +68,22 @@ def tune(
     jobs: Optional[int] = typer.Option(
         None, "--jobs", "-j", help="number of parallel processes (default: one per CPU core)"
     ),
+    study: Optional[str] = typer.Option(
+        None,
+        "--study",
+        help="name of the search, in the folder runs/NAME: the same line again, also on another "
+        "machine that sees this folder, adds a worker",
+    ),
+    storage: Optional[str] = typer.Option(None, "--storage", help=STORAGE_HELP),
+    heartbeat: int = typer.Option(
+        10,
+        "--heartbeat",
+        help="on a server: seconds between two signs of life; a worker that misses six is taken "
+        "for dead, and others continue its trials",
+    ),
+    show: bool = typer.Option(
+        False, "--show", help="only print the trials of a search: of --study, --out or TASK"
+    ),
     config: Optional[Path] = CONFIG,
     out: Optional[Path] = OUT,
     quiet: bool = QUIET,
@@ -72,12 +95,17 @@ def tune(
     Settings that you give stay as they are. The first trial has the defaults.
     The test set is used once, at the end. `coadjoint resume FOLDER` continues a search.
     """
-    from . import search_space, study_record
-    from .compared_runs import refuse_if_occupied
+    from . import search_space, study_record, study_show
+    from .study_storage import import_optuna, parse_storage
 
-    check_limits(trials, minutes)
+    check_limits(trials, minutes, heartbeat)
+    check_name(study)
     count_jobs(jobs)
-    study_record.import_optuna()
+    import_optuna()
+    if show:
+        study_show.show(out or named_folder(study) or Path(task or ""), study, storage)
+        return
+    refuse_if_unnamed(storage, study)
     base = setting_flags.given_by_user(config_from_command(task, config, flags))
     space = search_space.parse_space(vary) if vary else None
     job = build.build(first_config(base, space))
@@ -86,28 +114,91 @@ def tune(
     refuse_if_fixed(space, base)
     goal = goal_of(job)
     name = job.config.task.name or Path(str(job.config.data.train)).stem
-    folder = out or next_free_folder(f"tune-{name}")
-    refuse_if_occupied(folder)
+    folder = out or named_folder(study) or next_free_folder(f"tune-{name}")
+    place = parse_storage(storage, folder)
     first = search_space.parameters_of(space, job.config)
     plan = {
         "trials": trials,
         "minutes": minutes,
         "seed": job.config.training.seed,
         "command": command_line(),
+        "storage": None if storage is None else hide_passwords(storage),
+        "study": study or study_record.STUDY_NAME,
+        "heartbeat": heartbeat,
+        "data": digests_of(job.task),
     }
-    study_record.lay_out(folder, base, space, goal, plan, first)
+    content = study_record.describe_plan(base, space, goal, plan, first)
+    joined = begin_or_join(folder, content, place, is_named=study is not None)
     if not quiet:
+        begun = study_record.read_plan(folder)
+        how = "joining " if joined else ""
         print_escaped(f"search: {'  '.join(dimension.text() for dimension in space)}")
-        print_escaped(f"goal: {goal.label}; at most {trials} trials; folder {folder}")
-    run_study(folder, jobs, quiet)
+        print_escaped(f"goal: {goal.label}; at most {begun['trials']} trials; {how}folder {folder}")
+    run_study(folder, jobs, quiet, place, minutes)
 
 
-def check_limits(trials: int | None, minutes: float | None) -> None:
+def named_folder(study: str | None) -> Path | None:
+    """The folder of the study of a name."""
+    return None if study is None else Path("runs") / study
+
+
+def check_name(study: str | None) -> None:
+    """Refuse the name of a study that cannot be that of a folder."""
+    from ..training import files
+
+    if study is not None and not files.is_portable_name(study):
+        raise ConfigError(f"--study must be a name that a folder can have; got {study!r}.")
+
+
+def refuse_if_unnamed(storage: str | None, study: str | None) -> None:
+    """Refuse a storage for many studies without the name of this one."""
+    if storage not in (None, "journal:") and study is None:
+        raise ConfigError("--storage needs --study NAME: a storage may hold several studies.")
+
+
+def digests_of(task: object) -> dict[str, object]:
+    """The names and SHA-256 of the files of the user's own data; {} of a built-in task."""
+    from ..tasks.data import Data
+
+    return dict(task.description.files) if isinstance(task, Data) else {}
+
+
+def begin_or_join(folder: Path, content: JsonObject, place: StoragePlace, is_named: bool) -> bool:
+    """Lay a new study out, or join one that has begun in the folder; returns whether it has.
+
+    content: that of tune.json. is_named: without a name, a study is never joined. Workers that
+    begin at the same time wait for each other here, so that one of them creates the study.
+    """
+    from . import study_record
+    from .compared_runs import refuse_if_occupied
+    from .study_queue import Turn
+
+    if not is_named:
+        refuse_if_occupied(folder)
+    if not (folder / "tune.json").exists():
+        study_record.find_elsewhere(place, content["study"], content, folder)
+    with files.storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with Turn(folder).taken():
+        has_begun = (folder / "tune.json").exists()
+        if has_begun:
+            study_record.refuse_if_other(study_record.read_plan(folder), content, str(folder))
+            study_record.begin_record(folder, place)
+            return True
+        if any(path.name != ".turn" for path in folder.iterdir()):
+            raise StorageError(f"{folder} exists and is not empty: choose another --out.")
+        study_record.lay_out(folder, content, place)
+    return False
+
+
+def check_limits(trials: int | None, minutes: float | None, heartbeat: int = 10) -> None:
     """Refuse numbers of trials and minutes that make no sense; None is not checked."""
     if trials is not None and not 1 <= trials <= MOST_TRIALS:
         raise ConfigError(f"--trials must be from 1 to {MOST_TRIALS:,}; got {trials}.")
     if minutes is not None and not minutes > 0:
         raise ConfigError(f"--minutes must be greater than 0; got {minutes:g}.")
+    if not 1 <= heartbeat <= SLOWEST_HEARTBEAT:
+        raise ConfigError(f"--heartbeat must be from 1 to {SLOWEST_HEARTBEAT}; got {heartbeat}.")
 
 
 def first_config(base: SectionValues, space: list[Dimension] | None) -> schema.Config:
@@ -154,30 +245,65 @@ def goal_of(job: build.Job) -> SearchGoal:
     return SearchGoal(metric, split, lower)
 
 
-def run_study(folder: Path, jobs: int | None, quiet: bool) -> None:
-    """Search, print the best trials, train with the best settings, write the page."""
-    from ..training.lock import Lock
+def run_study(
+    folder: Path,
+    jobs: int | None,
+    quiet: bool,
+    place: StoragePlace | None = None,
+    minutes: float | None = None,
+) -> None:
+    """Search, print the best trials, train with the best settings, write the page.
+
+    place: of the record; by default the folder's own. minutes: of this worker, if not the plan's.
+    """
     from ..training.report import pages
     from .study import Study
 
-    lock = Lock(folder)
+    study = Study(folder, place)
     try:
-        study = Study(folder)
+        if minutes is not None:
+            study.plan["minutes"] = minutes
         try:
             with ProgressReporter(quiet, "trials") as report:
                 study.search(count_jobs(jobs), report)
         finally:
-            pages.write(folder)
+            with study.turn.taken():
+                pages.write(folder)
         best = study.best_values()
-        if not quiet:
-            print_trials(folder)
-            print_escaped(f"best settings:\n  {train_command(best)}")
+        others = len(study.running_elsewhere())
+    finally:
+        study.close()
+    if not quiet:
+        study_show.print_ended(folder)
+        print_escaped(f"best settings so far:\n  {study_show.train_command(best)}")
+    if others:
+        say(quiet, f"{others} of the trials still run elsewhere; study: {folder}")
+        return
+    finish_study(folder, best, quiet)
+
+
+def finish_study(folder: Path, best: SectionValues, quiet: bool) -> None:
+    """Train with the best settings and write the page, unless another worker does so already."""
+    from ..training.lock import Lock
+    from ..training.report import pages
+
+    try:
+        lock = Lock(folder)
+    except StorageError:
+        say(quiet, f"another worker trains with the best settings; study: {folder}")
+        return
+    try:
         retrain(folder, best, quiet)
         page = pages.write(folder)
     finally:
         lock.release()
+    say(quiet, f"study:  {folder}\nreport: {page}")
+
+
+def say(quiet: bool, text: str) -> None:
+    """Print a text, unless the command is to be quiet."""
     if not quiet:
-        print_escaped(f"study:  {folder}\nreport: {page}")
+        print_escaped(text)
 
 
 def retrain(folder: Path, values: SectionValues, quiet: bool) -> None:
@@ -208,66 +334,26 @@ def retrain(folder: Path, values: SectionValues, quiet: bool) -> None:
 
 
 def resume_study(
-    folder: Path, trials: int | None, minutes: float | None, jobs: int | None, quiet: bool
+    folder: Path,
+    trials: int | None,
+    minutes: float | None,
+    jobs: int | None,
+    quiet: bool,
+    storage: str | None = None,
 ) -> None:
-    """Continue a study, perhaps with more trials or more time."""
-    from .study_record import change_plan, read_plan
+    """Continue a study, perhaps with more trials or more time; others may work on it, too."""
+    from .study_queue import Turn
+    from .study_record import begin_record, change_plan, place_of, read_plan
+    from .study_storage import import_optuna
 
     check_limits(trials, minutes)
     count_jobs(jobs)
+    import_optuna()
     plan = read_plan(folder)
-    change_plan(folder, trials=trials, minutes=minutes)
-    if not quiet:
-        total = trials or plan["trials"]
-        print_escaped(f"Resuming {folder}, a search of {total} trials.")
-    run_study(folder, jobs, quiet)
-
-
-def print_trials(folder: Path) -> None:
-    """Print the best trials as a table, and how much each setting mattered."""
-    from ..training import schemas, study_schema
-    from .study import format_parameter
-    from .study_record import read_plan
-
-    goal = read_plan(folder)["goal"]
-    found = schemas.read(folder / "trials.json", study_schema.TrialsSchema)
-    ranked = [trial for trial in found["trials"] if trial["value"] is not None]
-    ranked.sort(key=lambda trial: trial["value"], reverse=not goal["lower"])
-    names = list(dict.fromkeys(name for trial in ranked for name in trial["settings"]))
-    rows = []
-    for trial in ranked[:SHOWN_TRIALS]:
-        cells = [format_parameter(trial["settings"].get(name, "")) for name in names]
-        rows.append([str(trial["number"]), f"{trial['value']:.4g}", *cells])
-    print_table(["trial", f"{goal['split']} {goal['metric']}", *names], rows)
-    pruned = sum(trial["status"] == "pruned" for trial in found["trials"])
-    failed = sum(trial["status"] == "failed" for trial in found["trials"])
-    print(f"{len(ranked)} trials, {pruned} pruned, {failed} failed")
-    if found["importances"]:
-        shares = "  ".join(f"{name} {share:.2f}" for name, share in found["importances"].items())
-        print_escaped(f"importance: {shares}")
-
-
-def train_command(values: SectionValues) -> str:
-    """The `coadjoint train` command line of settings."""
-    words = ["coadjoint", "train"]
-    name = values.get("task", {}).get("name")
-    if name is not None:
-        words.append(str(name))
-    for section in schema.SECTIONS:
-        for key, value in values.get(section, {}).items():
-            if (section, key) == ("task", "name"):
-                continue
-            words += flag_words(section, key, value)
-    return shlex.join(words)
-
-
-def flag_words(section: str, key: str, value: object) -> list[str]:
-    """A setting as words of a command line."""
-    name = flag(section, key)
-    if isinstance(value, bool):
-        return [name if value else f"--no-{name.removeprefix('--')}"]
-    if isinstance(value, list | tuple):
-        return [name, ",".join(map(str, value))]
-    if isinstance(value, float):
-        return [name, f"{value:.6g}"]
-    return [name, str(value)]
+    place = place_of(folder, storage)
+    with Turn(folder).taken():
+        begin_record(folder, place)
+        change_plan(folder, trials=trials, minutes=minutes)
+    total = trials or plan["trials"]
+    say(quiet, f"Resuming {folder}, a search of {total} trials.")
+    run_study(folder, jobs, quiet, place)

@@ -21,7 +21,12 @@ from typing import Protocol
 
 from .program import main
 
-STARTING = threading.Lock()  # threads start processes; the environment is changed meanwhile
+# A process that has ended says so once, through a pipe. Threads look at each other's processes when
+# they start one, so only one may look at a time: the other would read nothing and take it for a
+# crash.
+LOOKING = threading.Lock()
+STARTING = threading.Lock()  # held while the environment is changed for a new process
+SERVER_GONE = 255  # the exit code of a process whose server was killed, as Python has it
 PRELOADED = ["coadjoint.cli.preloaded"]  # by the server that processes are forked from
 
 
@@ -74,7 +79,14 @@ class Worker:
     @property
     def has_ended(self) -> bool:
         """Whether the process is over."""
-        return self.process.exitcode is not None
+        with LOOKING:
+            return self.process.exitcode is not None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended the process, or the server that it was forked from is gone."""
+        code = self.process.exitcode
+        return code is not None and (code < 0 or code == SERVER_GONE)
 
     def wait(self, seconds: float) -> None:
         """Wait until the process ends, or until the time is over."""
@@ -157,11 +169,13 @@ def start_process(process: BaseProcess, tries: int = 50) -> None:
     """
     for _ in range(tries - 1):
         try:
-            process.start()
+            with LOOKING:
+                process.start()
             return
         except (ConnectionError, EOFError):
             time.sleep(0.1)
-    process.start()
+    with LOOKING:
+        process.start()
 
 
 def wait_for(workers: Sequence[Worker], seconds: float) -> None:

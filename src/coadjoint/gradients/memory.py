@@ -8,7 +8,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ from torch import Tensor
 from ..errors import KindError, Unsupported, brief, check_kind, whole_number
 from ..networks.network import Network
 from ..objectives.penalties import Penalty
+from ..sweeps.engines.eager.fused import STEPS_PER_COPY
 from ..sweeps.layout import Layout
-from ..sweeps.rows import Rows
+from ..sweeps.rows import ROWS_PER_CHUNK, Rows
 from ..sweeps.slopes import step_map
 from ..sweeps.torch_internals import TorchDispatchMode, storage_address, tree_leaves
 from .segment_norms import AllSteps, CostateNorms, TrajectoryWithoutStates
-from .segment_parts import segment_steps
+from .segment_parts import Segments, segment_steps
+from .temporal import CHUNK as GRAM_STEPS
 
 if TYPE_CHECKING:
     from .method import Method
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 OVERHEAD_BYTES = 3.5e6  # about what BLAS and Python take for themselves
 M_MMAP_THRESHOLD = -3  # as in malloc.h
 BYTES_PER_STEP = 44  # entries of Python's own lists
+ACCELERATOR_BYTES = 70e6  # workspaces of cuBLAS, and what is rounded up
+ACCELERATOR_MARGIN = 1.08
 
 
 class PeakBytes(TorchDispatchMode):
@@ -86,9 +90,9 @@ def steady() -> None:
 def predict(net: Network, T: int, B: int, method: Method) -> int:
     """Predict the peak bytes of a gradient besides the network and its batch.
 
-    The arrays of engine 'cpu' that are alive at the same time are counted. Arrays that a penalty
-    makes from whole costates are not. Samples of different lengths need less for the sweeps, and a
-    copy of the batch.
+    The arrays that are alive at the same time are counted: those of engine 'cpu', or on a GPU those
+    of engines 'cuda' and 'eager', with a margin. Arrays that a penalty makes from whole costates
+    are not. Samples of different lengths need less for the sweeps, and a copy of the batch.
 
     Args:
         net: A co.Network with a cell.
@@ -114,9 +118,11 @@ def predict(net: Network, T: int, B: int, method: Method) -> int:
     if method.segments is not None:
         steps = min(T, segment_steps(Rows([B] * T), method.segments))
     segments = math.ceil(T / steps)
-    # The bytes of one entry in each row that is swept at once. The last segment may be shorter, and
-    # its arrays are allocated beside those of a full one.
+    # The bytes of one entry in each row that is swept at once. On a CPU the last segment may be
+    # shorter, and its arrays are allocated beside those of a full one, which are kept for later.
     swept = (steps + T % steps) * B * item
+    if is_on_accelerator(net):
+        swept = steps * B * item
     store = segments * B * n * item if segments > 1 else 0  # one state for each segment
     if G is None:
         entries = width["plain"]
@@ -139,15 +145,113 @@ def predict(net: Network, T: int, B: int, method: Method) -> int:
             # by the 1-norm and the 2-norm of each costate.
             costates = 2 * store + swept * width["costates"] + T * B * penalty_bytes(net, G)
             peak = max(costates, 3 * store + second_adjoint + 2 * T * B * item)
-    return int(peak + BYTES_PER_STEP * T + OVERHEAD_BYTES)
+    return with_overhead(net, B, peak + BYTES_PER_STEP * T)
+
+
+def is_on_accelerator(net: Network) -> bool:
+    """Tell whether the network's arrays are on another device than the CPU."""
+    return net.V.device.type != "cpu"
+
+
+def with_overhead(net: Network, B: int, peak: float) -> int:
+    """Add what is not counted array by array, for B samples.
+
+    On a GPU: the steps of a loop before they are copied, the rows of a chunk in float64
+    (sweeps.chunks), rounding by the allocator, and the workspaces of matrix products.
+    """
+    if not is_on_accelerator(net):
+        return int(peak + OVERHEAD_BYTES)
+    cell = net.cell
+    assert cell is not None
+    entries = net.hidden * (len(cell.gates) + len(cell.slots))
+    chunk = 8 * ROWS_PER_CHUNK * entries
+    made = entries + net.hidden * len(cell.saved_nodes)
+    waiting = STEPS_PER_COPY * B * made * net.V.element_size()
+    return int(ACCELERATOR_MARGIN * (peak + waiting) + chunk + ACCELERATOR_BYTES)
+
+
+def predict_look(net: Network, T: int, B: int, segments: Segments) -> int:
+    """Predict the peak bytes of a run over B samples without derivatives, besides its inputs.
+
+    segments: as in BPTT. With readout "every" the outputs of all steps are kept.
+    """
+    steps = swept_steps(T, B, segments)
+    item = net.V.element_size()
+    outputs = 3 * T * B * net.outputs if net.readout == "every" else 0
+    return with_overhead(net, B, item * (steps * B * row_widths(net)["look"] + outputs))
+
+
+def predict_probe(net: Network, T: int, B: int, segments: Segments) -> int:
+    """Predict the peak bytes of a look at the costates and components of a gradient (Temporal)."""
+    steps = swept_steps(T, B, segments)
+    item = net.V.element_size()
+    store = 0
+    if steps < T:  # states and costates where segments begin
+        store = 2 * math.ceil(T / steps) * B * net.slots * net.hidden * item
+    grams = 3 * 8 * min(GRAM_STEPS, steps) * B * B
+    norms = 6 * T * B * item
+    components = steps * B * (item * row_widths(net)["probe"] + 8 * row_widths(net)["scaled"])
+    sums = sum(p.numel() for p in net.parameters()) * (8 + 2 * item)
+    return with_overhead(net, B, store + grams + norms + components + sums)
+
+
+def swept_steps(T: int, B: int, segments: Segments) -> int:
+    """Return how many time steps of B samples are swept at once."""
+    if segments is None:
+        return T
+    return min(T, segment_steps(Rows([B] * T), segments))
+
+
+class RunMemory(NamedTuple):
+    """Predicted peaks of the parts of a training run, in bytes."""
+
+    standing: int  # the network, its optimiser's state, its best weights and a batch
+    gradient: int
+    look: int  # at held-out data
+    probe: int  # of costates
+
+    @property
+    def peak(self) -> int:
+        """The peak of the run: its parts come one after the other."""
+        return self.standing + max(self.gradient, self.look, self.probe)
+
+
+def predict_run(
+    net: Network, T: int, method: Method, batch: int, probes: int, tests: int
+) -> RunMemory:
+    """Predict the memory of a training run on sequences of T steps.
+
+    Args:
+        net: A co.Network with a cell.
+        T: The steps of the samples.
+        method: BPTT or Penalised. With segments, looks are in segments, and of `batch` samples.
+        batch: The samples of a gradient.
+        probes: The sequences whose costates each validation examines.
+        tests: The held-out sequences that are looked at, at once without segments.
+    """
+    item = net.V.element_size()
+    looked_at = tests if method.segments is None else min(tests, batch)
+    weights = sum(p.numel() for p in net.parameters()) * item
+    held = max(batch, probes, looked_at)
+    # The weights, their gradient, two states of the optimiser, the best weights, and a copy of one;
+    # a batch, as it is drawn and in rows.
+    standing = 6 * weights + 2 * T * held * (net.inputs + net.outputs) * item
+    return RunMemory(
+        standing,
+        predict(net, T, batch, method),
+        predict_look(net, T, looked_at, method.segments),
+        predict_probe(net, T, probes, method.segments),
+    )
 
 
 def row_widths(net: Network) -> dict[str, int]:
     """Return how many numbers are alive at once for each row (a sample at a step), by pass.
 
     "plain" is the adjoint of the loss, "costates" the costates in segments, and "second" the time
-    just before the second adjoint. The arrays of engine 'cpu' are counted.
+    just before the second adjoint. "look" is a run without derivatives, and "probe" the costates
+    with what components are made of; "scaled" are numbers in float64 beside those.
     """
+    on_accelerator = is_on_accelerator(net)
     cell = net.cell
     assert cell is not None
     d = net.hidden
@@ -157,7 +261,8 @@ def row_widths(net: Network) -> dict[str, int]:
     own = d * len(cell.parameters)  # the derivative by p, the cell's own parameters
     read = d * len(cell.read) if cell.read_slot is None else 0  # r(x), unless it is a part of x
     saved = n + d * len(cell.saved_nodes) + side
-    if cell.needs_a or net.W is None:  # otherwise the pages of a are never touched
+    # On a CPU the pages of an array a that nobody needs are never touched.
+    if cell.needs_a or net.W is None or on_accelerator:
         saved += g
     kept_lam = n + own + side if own or side else 0  # lam is kept for p and v
     source = 0  # arrays of the loss's derivative at every step
@@ -176,8 +281,14 @@ def row_widths(net: Network) -> dict[str, int]:
     lam_mu_g = 3 * n
     delta_nu = 2 * g
     m = n  # mu_{t-1}, scaled as lam_t is
+    plain = saved + g + read + kept_lam + source
+    if on_accelerator:  # the inputs of the loop, and all of lam
+        plain = saved + 2 * g + n + own + side + read + source
     return {
-        "plain": saved + g + read + kept_lam + source,
+        "look": saved + g,
+        "probe": saved + n + g + side,
+        "scaled": 3 * max(g, side) + (g if side else 0),
+        "plain": plain,
         "costates": saved + n + g + source,
         "second": saved + lam_mu_g + delta_nu + m + bent + read + turned,
     }

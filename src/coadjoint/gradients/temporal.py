@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..cells.cell import Cell
 from ..errors import InputError, Unsupported, brief
 from ..networks.network import Network
 from ..networks.trajectory import Trajectory
 from ..sweeps import slopes
 from ..sweeps.costates import Costates
 from ..sweeps.layout import Layout, check_dense
+from ..sweeps.plan import Saved
 from ..sweeps.rows import scale
 
 if TYPE_CHECKING:
@@ -56,38 +58,73 @@ class Temporal:
                 "temporal components need the cell's formula: use engine 'cpu' or 'reference', "
                 "not a step function or engine 'autograd'."
             )
-        cell = run.plan.cell
-        saved = run.saved
         rows = layout.rows
-        with torch.no_grad():
-            mantissa = lam.rows[rows.B :]
-            powers = lam.powers[rows.B :, None]
-            x_before = rows.prev(saved.x)
-            wrt = ("a", "v") if cell.side_entries else ("a",)
-            pull = slopes.step_map(cell).pulled(("x",), wrt)
-            known_values = (saved.x[rows.B :], saved.q)  # of the step, not to be computed again
-            # lam_t pulled back to a_t and v_t, as mantissas.
-            pulled = pull(known_values, saved.a, saved.v, x_before, saved.p, mantissa)
-            weights = layout.sort(e.batch.weights(lam.mantissa))
-            weight_of_row = weights[rows.sample][:, None] / rows.B
+        weights = layout.sort(e.batch.weights(lam.mantissa))
+        return Temporal.of_rows(
+            net,
+            layout,
+            run.plan.cell,
+            run.saved,
+            run.W is not None,
+            trajectory.u_rows,
+            lam.rows[rows.B :],
+            lam.powers[rows.B :],
+            weights / rows.B,
+        )
 
-            def at_true_scale(y: Tensor) -> Tensor:
-                # y 2^powers, weighted as in the gradient of the mean loss. In float64: the distant
-                # past may lie far below what float32 can hold.
-                return scale(y.double(), powers) * weight_of_row
+    @staticmethod
+    @torch.no_grad()
+    def of_rows(
+        net: Network,
+        layout: Layout,
+        cell: Cell,
+        saved: Saved,
+        has_W: bool,
+        u: Tensor,
+        mantissa: Tensor,
+        powers: Tensor,
+        weights: Tensor,
+    ) -> Temporal:
+        """Return the components of a sequence, or of a segment of it, from its step rows.
 
-            of_a = pulled["a"]
-            if of_a is None:  # no step depends on a
-                of_a = torch.zeros_like(saved.a)
-            delta = at_true_scale(of_a)
-            of_v = pulled.get("v")
-            side = None if of_v is None else at_true_scale(of_v)
-            into_v = net.input_gradient_rows(delta, side)
-            r = None
-            if run.W is not None:
-                r = slopes.read_values(cell, x_before).detach().double()
-            u = trajectory.u_rows.detach().double()
-            return Temporal(net, layout, delta.detach().double(), into_v.detach().double(), r, u)
+        Args:
+            net: The network.
+            layout: Of the rows.
+            cell: The formula that was swept.
+            saved: What the forward sweep has saved.
+            has_W: Whether the cell has a W.
+            u: The inputs, [N, inputs].
+            mantissa: Of the costates lam_1 .. lam_T, [N, n].
+            powers: Their exponents, [N].
+            weights: What each sample's loss counts in the mean, [B] in the rows' order.
+        """
+        rows = layout.rows
+        x_before = rows.prev(saved.x)
+        wrt = ("a", "v") if cell.side_entries else ("a",)
+        pull = slopes.step_map(cell).pulled(("x",), wrt)
+        known_values = (saved.x[rows.B :], saved.q)  # of the step, not to be computed again
+        # lam_t pulled back to a_t and v_t, as mantissas.
+        pulled = pull(known_values, saved.a, saved.v, x_before, saved.p, mantissa)
+        weight_of_row = weights[rows.sample][:, None]
+
+        def at_true_scale(y: Tensor) -> Tensor:
+            # y 2^powers, weighted as in the gradient of the mean loss. In float64: the distant
+            # past may lie far below what float32 can hold.
+            return scale(y.double(), powers[:, None]) * weight_of_row
+
+        of_a = pulled["a"]
+        if of_a is None:  # no step depends on a
+            of_a = torch.zeros_like(saved.a)
+        delta = at_true_scale(of_a)
+        of_v = pulled.get("v")
+        side = None if of_v is None else at_true_scale(of_v)
+        into_v = net.input_gradient_rows(delta, side)
+        r = None
+        if has_W:
+            r = slopes.read_values(cell, x_before).detach().double()
+        return Temporal(
+            net, layout, delta.detach().double(), into_v.detach().double(), r, u.detach().double()
+        )
 
     @staticmethod
     def with_exponents(e: Evaluation) -> tuple[Temporal, list[int]]:

@@ -209,7 +209,7 @@ def past_stamps(sheet: Sheet) -> list[list[str]] | None:
     if sheet.stamps is None:
         return None
     pairs = zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True)
-    return [sheet.stamps[start : start + T] for start, T in pairs]
+    return [list(sheet.stamps[start : start + T]) for start, T in pairs]
 
 
 def past_errors(

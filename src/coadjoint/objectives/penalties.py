@@ -282,6 +282,9 @@ def omega_published(lam: BaseCostates) -> Tensor:
     return value.expand(B)
 
 
+PENALTIES["omega-published"] = omega_published = replace(omega_published, mixes_samples=True)
+
+
 @remembers_origin
 def isometry(seed: int = 0) -> Penalty:
     """mean over t = 1..T of (log ||J_t' r_t|| - log ||r_t||)^2, J_t = dx_t/dx_{t-1}, for random
@@ -363,7 +366,13 @@ def of_output(G: PenaltyLike = "variance") -> Penalty:
         return functools.reduce(torch.add, values) / outputs
 
     name = f"{inner.name} of the output"
-    return Penalty(name, value, of_output.__doc__, reads_run_only=inner.reads_run_only)
+    return Penalty(
+        name,
+        value,
+        of_output.__doc__,
+        reads_run_only=inner.reads_run_only,
+        mixes_samples=inner.mixes_samples,
+    )
 
 
 PENALTIES["output-variance"] = of_output("variance")

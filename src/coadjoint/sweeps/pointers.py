@@ -28,7 +28,10 @@ from .torch_internals import (
 
 PLAIN = (Tensor, Parameter)
 WAYS_OUT = {
-    "DTensor": "Take .to_local() or .full_tensor() of it first.",
+    "DTensor": (
+        "Take .to_local() or .full_tensor() of it first; of a module that fully_shard has sharded, "
+        "call the sharded module, and put co.record and the penalty inside its forward."
+    ),
     "FakeTensor": "Use tensors that have values; the modules of co.nn work on fake ones too.",
 }
 

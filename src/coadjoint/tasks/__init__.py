@@ -40,6 +40,12 @@ description    what a network must know about the data it was trained on
 overview       what was read from files, to be shown before training
 new_data       reading new sequences for a trained network
 prediction     new sequences for a trained network
+chunks         tables in chunks of rows
+preparing      tables that do not fit into memory, as arrays on disk
+prepared       such a set of arrays, as a file that was read
+array_files, stored_rows, stored_sets    arrays that grow, and are read, on disk; their sequences
+blocks, row_blocks, running_moments, step_range, uneven    many rows, some at a time
+sets           the sets of all splits
 asked          the rows of a file that a prediction is asked for
 files/         readers of your own files, at once or as a stream
 """

@@ -15,8 +15,9 @@ bounded: of very many entries some are used to fit, very many inputs are project
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ import torch
 
 from .ahead import ahead_of
 from .linear import LinearModel, logistic_path, ridge_path
+from .stored_sets import is_stored
 from .task import Samples, Sequences, rng
 
 if TYPE_CHECKING:
@@ -185,6 +187,7 @@ def find_baselines(task: JudgedCollection) -> list[Baseline]:
     """Return the baselines of a task, with their metrics on its held-out sets."""
     if not task.splits:
         return []
+    task, looked_at = in_memory(task)
     baselines = [constant_baseline(task)]
     kind = task.description.kind
     if kind == "next":
@@ -196,7 +199,31 @@ def find_baselines(task: JudgedCollection) -> list[Baseline]:
         except (MemoryError, np.linalg.LinAlgError) as error:
             why = "out of memory" if isinstance(error, MemoryError) else str(error)
             baselines.insert(0, Baseline("linear", f"left out: {why}", {}))
-    return baselines
+    return [replace(one, about=one.about + looked_at) for one in baselines]
+
+
+def in_memory(task: JudgedCollection) -> tuple[JudgedCollection, str]:
+    """Return the task with sequences that are on disk in memory, and a note on it.
+
+    Of very many, some are taken, evenly spread over each set: MOST_NUMBERS inputs at most.
+    """
+    sets = {"train": task.whole_training, **{split: task.sets[split] for split in task.splits}}
+    if not any(is_stored(data) for data in sets.values()):
+        return task, ""
+    notes = []
+    for name, data in sets.items():
+        if not is_stored(data):
+            continue
+        mean_steps = float(data.steps().mean())
+        most = max(1, int(MOST_NUMBERS / (mean_steps * (task.inputs + task.outputs))))
+        chosen = thin(len(data), most)
+        if len(chosen) < len(data):
+            notes.append(f"{len(chosen):,} of {len(data):,} {name} sequences")
+        sets[name] = data.pick(chosen)
+    loaded = copy.copy(task)
+    loaded.sets = sets
+    loaded.uncut = None
+    return loaded, f" (by {', '.join(notes)})" if notes else ""
 
 
 def judge(task: JudgedCollection, a: np.ndarray, y: np.ndarray) -> dict[str, float]:

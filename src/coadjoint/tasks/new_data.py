@@ -20,6 +20,7 @@ from .memory import InMemory, Source, read_source
 from .option_checks import check_choice, refuse_options_of_time
 from .prediction import Prediction
 from .preparation import column_names, encode_labels, fill_for_prediction, match_features
+from .prepared import StoredSheet, in_memory
 from .scaling import inputs_of
 
 
@@ -75,6 +76,8 @@ def read_new(
         sheet, future = split_future(sheet, d, options)
     if has_targets and d.kind == "classify":
         sheet = encode_labels(sheet, d.labels)
+    if isinstance(sheet, StoredSheet):
+        sheet = in_memory(sheet, options.max_bytes)
     filled, kept = fill_for_prediction(sheet, missing, irregular)
     cut = cut_for_prediction(filled, d.at, None if whole else d.window)
     asked = find_asked_rows(sheet, kept, cut, d.at)

@@ -18,6 +18,7 @@ matching           whether a network fits its task
 step               batches, gradients and clipping of one step
 watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
+looks              how held-out data is looked at: at once, or in segments
 held_out           what the best weights predict for held-out data, for the page
 layer_names        the layers of a chain in words
 advice             what may help where a network can hardly learn, or gained little
@@ -38,6 +39,8 @@ tensor_header      the headers of files of tensors
 optional_pydantic  pydantic, or stand-ins if it is not installed
 restore            checks before a run is restored, and loading of weights
 signals            stopping a run by signals
+distributed        a run on many processes: rank 0 decides, the others follow
+launched           whether torchrun has started this process
 predict            load_model, predict: models of finished runs, predictions for new sequences
 prediction_files   predictions as CSV, Parquet, Arrow or JSON
 network_section    the network's settings, flags and keys in model files

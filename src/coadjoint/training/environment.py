@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..errors import escape_undecodable
+from ..errors import escape_undecodable, hide_passwords
 from .json_types import JsonObject
 
 HERE = Path(__file__).parent
@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 def describe_environment(seed: int, device: str, command: str | None = None) -> JsonObject:
     """The versions, hardware and command of a run, for environment.json.
 
-    command: the command line; by default the one that started this process.
+    command: the command line; by default the one that started this process. Passwords in it are
+    hidden.
     """
     command = command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {
@@ -37,7 +38,7 @@ def describe_environment(seed: int, device: str, command: str | None = None) -> 
         "seed": seed,
         "revision": git_revision(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": escape_undecodable(command),
+        "command": hide_passwords(escape_undecodable(command)),
     }
 
 

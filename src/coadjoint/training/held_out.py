@@ -20,12 +20,15 @@ from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
 from ..tasks.ahead import ahead_of
 from ..tasks.data import Data
-from ..tasks.task import Collection, Origin, Sequences, Task
+from ..tasks.stored_sets import is_stored
+from ..tasks.task import LARGEST_BATCH, Collection, Origin, Sequences, Task
 from . import files
 from .held_out_schema import MOST_CLASSES, MOST_OUTPUTS, MOST_TEXT
 from .json_rows import dumps
 from .json_types import JsonObject
+from .looks import AT_ONCE, Looks
 
+MOST_TARGETS = 1_000_000  # outputs of a split on disk that are looked at
 MOST_VALUES = 20_000  # targets of a split that are kept, as numbers
 MOST_SEQUENCES = 500  # of a split that are kept, if each has a target at every step
 MOST_PAIRS = 20_000  # different pairs of a class and a wrong answer that are counted
@@ -76,13 +79,20 @@ class Answer:
     probability: np.ndarray
 
 
-def write_held_out(folder: Path, net: Net, task: Task, step: int, n: int) -> None:
+def write_held_out(
+    folder: Path,
+    net: Net,
+    task: Task,
+    step: int,
+    n: int,
+    looks: Looks = AT_ONCE,
+) -> None:
     """Write held_out.json into a run folder; a task without it has none of earlier weights.
 
     The other arguments are those of `collect_held_out`.
     """
     path = folder / "held_out.json"
-    outputs = collect_held_out(net, task, step, n)
+    outputs = collect_held_out(net, task, step, n, looks)
     if outputs is not None:
         files.replace(path, dumps(outputs, separators=(",", ":")))
         return
@@ -90,11 +100,13 @@ def write_held_out(folder: Path, net: Net, task: Task, step: int, n: int) -> Non
         path.unlink(missing_ok=True)
 
 
-def collect_held_out(net: Net, task: Task, step: int, n: int) -> JsonObject | None:
+def collect_held_out(
+    net: Net, task: Task, step: int, n: int, looks: Looks = AT_ONCE
+) -> JsonObject | None:
     """The content of held_out.json; None for a task that the page draws nothing of.
 
-    step: that of the weights. n: sequences in a batch. A split on which the network overflows is
-    left out.
+    step: that of the weights. n: sequences in a batch. looks: as in `evaluate`. A split on which
+    the network overflows is left out.
     """
     names = TargetNames.of(task)
     if names is None or not task.splits:
@@ -103,7 +115,7 @@ def collect_held_out(net: Net, task: Task, step: int, n: int) -> JsonObject | No
     splits = {}
     for split in task.splits:
         try:
-            answers = list(collect_answers(net, task, names, split, n))
+            answers = list(collect_answers(net, task, names, split, n, looks))
         except NumericalError:
             continue
         held = task.sets[split]
@@ -122,14 +134,38 @@ def collect_held_out(net: Net, task: Task, step: int, n: int) -> JsonObject | No
 
 
 def collect_answers(
-    net: Net, task: Collection, names: TargetNames, split: str, n: int
+    net: Net,
+    task: Collection,
+    names: TargetNames,
+    split: str,
+    n: int,
+    looks: Looks = AT_ONCE,
 ) -> Iterator[Answer]:
     """The answer to every sequence of a split, in batches of n, in the order of their lengths."""
+    if looks.segments is not None and looks.samples is not None:
+        n = min(n, looks.samples)
     with torch.no_grad(), evaluation_mode(net):
-        for index in task.held_out_indices(split, n):
+        for index in indices_to_draw(task, split, n):
             batch = net.move_batch(task.held_out_batch(split, index))
-            a = net.run(batch).a.detach().cpu().double()
+            a = looks.run(net, batch, task.loss).a.detach().cpu().double()
             yield from split_batch(task, names, index, a, batch)
+
+
+def indices_to_draw(task: Collection, split: str, n: int) -> Iterator[np.ndarray]:
+    """The numbers of the sequences in each batch; of very many on disk, some, evenly spread."""
+    data = task.sets[split]
+    most = len(data)
+    if is_stored(data):
+        steps = float(data.steps().mean()) if task.readout == "every" else 1.0
+        most = max(1, int(MOST_TARGETS / (steps * task.outputs)))
+    if most >= len(data):
+        yield from task.held_out_indices(split, n)
+        return
+    chosen = np.linspace(0, len(data) - 1, most).astype(int)
+    longest = int(data.steps()[chosen].max())
+    size = max(1, min(n, LARGEST_BATCH // longest))
+    for begin in range(0, len(chosen), size):
+        yield chosen[begin : begin + size]
 
 
 def split_batch(

@@ -15,6 +15,7 @@ from ..errors import NumericalError
 from ..gradients.evaluation import Evaluation, Gradient
 from ..gradients.method import trained_parameters
 from ..gradients.penalised import Penalised
+from ..gradients.shared import unshared
 from ..networks.interface import Net
 from ..objectives.batch import Batch
 from ..optimisers.directions import DIRECTIONS, norm
@@ -165,7 +166,8 @@ class StepEvaluator:
         with self._same_random_numbers(), noise:
             values = [self.method.value(self.net, b, self.task.loss) for b in self.batches]
         sizes = [len(batch.sizes) for batch in self.batches]
-        sweeps = 2 if isinstance(self.method, Penalised) else 1  # a penalty needs the costates too
+        is_penalised = isinstance(unshared(self.method), Penalised)
+        sweeps = 2 if is_penalised else 1  # a penalty needs the costates too
         self.count_work(sum(sizes) * sweeps / 2)
         return sum(n * value for n, value in zip(sizes, values, strict=True)) / sum(sizes)
 
@@ -238,8 +240,9 @@ class StepEvaluator:
             if not torch.isfinite(gradient).all():
                 faulty.append(f"the gradient of {name}")
         where = ""
-        # With weight noise, the run cannot be repeated: the weights it had are gone.
-        if not self.plan.weight_noise:
+        # With weight noise, the run cannot be repeated: the weights it had are gone. In segments,
+        # it is not repeated: all its states would take the memory that segments save.
+        if not self.plan.weight_noise and self.plan.method.segments is None:
             where = validation.locate_nonfinite(self.suspect)
         # If every entry is finite, they are so large that the squares in the norm overflow.
         return f"{', '.join(faulty) or 'the norm of the gradient'} is not finite{where}"

@@ -20,7 +20,15 @@ class GoalSchema(Schema):
 
 
 class PlanSchema(Schema):
-    """tune.json: what is searched, and how long."""
+    """tune.json: what is searched, and how long.
+
+    storage    where the trials are recorded, without a password; None: study.db in the folder
+    study      the name of the study there
+    id         of this study: another one may have its name elsewhere; None before 0.11
+    data       the names and SHA-256 of the files of data
+    first      the parameters of the first trial
+    heartbeat  seconds between two signs of life of a worker
+    """
 
     advice: ClassVar[str] = "Restore it, or start a new study."
     base: dict[str, JsonObject]
@@ -31,10 +39,29 @@ class PlanSchema(Schema):
     seed: Count
     command: str | None = None
     environment: JsonObject = {}
+    storage: str | None = None
+    study: str = "coadjoint"
+    id: str | None = None
+    data: JsonObject = {}
+    first: JsonObject = {}
+    heartbeat: Annotated[int, Field(ge=1, le=86_400)] = 10
+
+
+# What a tune.json of an earlier version lacks.
+PLAN_DEFAULTS: JsonObject = {
+    "environment": {},
+    "command": None,
+    "storage": None,
+    "study": "coadjoint",
+    "id": None,
+    "data": {},
+    "first": {},
+    "heartbeat": 10,
+}
 
 
 class TrialSchema(Schema):
-    """A trial of a study."""
+    """A trial of a study. where: the machine and process that ran it; None before 0.11."""
 
     number: Count
     folder: Name
@@ -43,6 +70,7 @@ class TrialSchema(Schema):
     settings: dict[str, JsonValue]
     seconds: NonNegative | None
     error: str | None
+    where: str | None = None
 
 
 class TrialsSchema(Schema):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from dataclasses import asdict
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from ..errors import CoadjointError, NumericalError, Unsupported, check_kind
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation
+from ..gradients.segment_looks import GradientDecay, SegmentedRun, decay_in_segments
+from ..gradients.segments import Segments
 from ..networks.interface import Net, NetRun, check_net
 from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
@@ -19,17 +22,24 @@ from ..sweeps.costates import TIME
 from ..tasks.judging import JudgedCollection
 from ..tasks.task import Collection, Sequences, Task
 from .json_types import JsonObject, Row
+from .looks import AT_ONCE, Looks
 from .pictures import make_pictures
 
 
 def evaluate(
-    net: Net, task: Task, split: str, seed: int = 0, draw: int | str = 0, n: int = 1000
+    net: Net,
+    task: Task,
+    split: str,
+    seed: int = 0,
+    draw: int | str = 0,
+    n: int = 1000,
+    looks: Looks = AT_ONCE,
 ) -> dict[str, float]:
     """The loss (mean over sequences) and the scores of a network on a held-out set.
 
     The same seed and `draw` draw the same sequences of a generated task, at most `n` of them; a
-    finite task uses all of its sequences. With four classes, a network of zeros is correct one time
-    in four, and its loss is log 4:
+    finite task uses all of its sequences. looks: in segments, to save memory, or at once. With four
+    classes, a network of zeros is correct one time in four, and its loss is log 4:
 
     >>> import coadjoint as co, torch
     >>> net = co.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
@@ -45,9 +55,9 @@ def evaluate(
     count = 0
     tally = task.tally()  # of metrics that are no means over entries
     with torch.no_grad(), evaluation_mode(net):
-        for drawn in task.held_out(split, seed, draw, n):
-            batch = net.move_batch(drawn)
-            run = net.run(batch)
+        parts = (looks.parts(net, drawn) for drawn in task.held_out(split, seed, draw, n))
+        for batch in itertools.chain.from_iterable(parts):
+            run = looks.run(net, batch, task.loss)
             losses = run.loss(task.loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             count += len(losses)
             loss = (float(losses.double().sum()), float(len(losses)))
@@ -63,15 +73,17 @@ def evaluate(
     return values if tally is None else values | tally.values()
 
 
-def run_examples(net: Net, task: Task, seed: int, k: int) -> tuple[Batch, NetRun, Tensor] | None:
+def run_examples(
+    net: Net, task: Task, seed: int, k: int, segments: Segments = None
+) -> tuple[Batch, NetRun | SegmentedRun, Tensor] | None:
     """A batch of at most `k` held-out sequences, the network's run over it, and its pre-outputs.
 
-    None if the network overflows on them.
+    None if the network overflows on them. segments: as in BPTT.
     """
     batch = net.move_batch(next(task.held_out(split_of_examples(task), seed, "examples", k)))
     try:
         with torch.no_grad(), evaluation_mode(net):
-            run = net.run(batch)
+            run = Looks(segments).run(net, batch, task.loss)
             return batch, run, run.a
     except NumericalError:
         return None
@@ -105,13 +117,15 @@ def name_examples(task: Task, k: int) -> list[Row]:
     return names
 
 
-def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
+def collect_examples(
+    net: Net, task: Task, seed: int, k: int = 8, segments: Segments = None
+) -> list[Row]:
     """Targets and predictions of at most `k` held-out sequences, as text, in a row for each.
 
     With readout "every" those at the last step; of a task with sequences as answers the whole
-    answer. An empty list if the network overflows on them.
+    answer. An empty list if the network overflows on them. segments: as in BPTT.
     """
-    ran = run_examples(net, task, seed, k)
+    ran = run_examples(net, task, seed, k, segments)
     if ran is None:
         return []
     batch, run, outputs = ran
@@ -151,9 +165,12 @@ def collect_pictures(net: Net, task: Task, seed: int, k: int = 8) -> JsonObject 
     return make_pictures(task, batch, outputs, k)
 
 
-def collect_findings(net: Net, task: Task, seed: int) -> JsonObject:
-    """What result.json says besides metrics: examples, and pictures and baselines if any."""
-    findings: JsonObject = {"examples": collect_examples(net, task, seed)}
+def collect_findings(net: Net, task: Task, seed: int, segments: Segments = None) -> JsonObject:
+    """What result.json says besides metrics: examples, and pictures and baselines if any.
+
+    segments: as in BPTT.
+    """
+    findings: JsonObject = {"examples": collect_examples(net, task, seed, segments=segments)}
     pictures = collect_pictures(net, task, seed)
     if pictures is not None:
         findings["pictures"] = pictures
@@ -200,18 +217,24 @@ def first_nonfinite_sample(x: Tensor) -> int | None:
     return int(faulty.nonzero()[0, 0]) if faulty.any() else None
 
 
-def probe_gradient(net: Net, batch: Batch, task: Task, most: int = 200) -> Row:
+def probe_gradient(
+    net: Net, batch: Batch, task: Task, most: int = 200, segments: Segments = None
+) -> Row:
     """How the gradient decays within the sequences of a batch, for the report.
 
     "log10_costates" are means over samples of log10 |lam_t| and "temporal" log10 norms of the
     gradient's temporal components, both at up to `most` time steps "t". "decay" is the mean of
     log10 |lam_0| / |lam_T|, "radius" the spectral radius of W, "gradients" the norm for each
-    parameter. For a stack, the layers that read forwards are treated as a single state.
+    parameter. For a stack, the layers that read forwards are treated as a single state. segments:
+    as in BPTT.
     """
     with evaluation_mode(net):
-        e = BPTT().evaluate(net, batch, task.loss)
+        if segments is None:
+            seen = observe(BPTT().evaluate(net, batch, task.loss))
+        else:
+            seen = decay_in_segments(net, batch, task.loss, segments)
     with torch.no_grad():
-        lam = e.costates.forwards()
+        lam = seen.costates
         log_norms = lam.log_norms() / math.log(10)  # [T + 1, B]
         nonzero = lam.nonzero  # a zero costate has no logarithm, and counts in no mean
         count = nonzero.sum(1)
@@ -224,29 +247,41 @@ def probe_gradient(net: Net, batch: Batch, task: Task, most: int = 200) -> Row:
             probe["axis"] = lam.axis.label
         probe["t"] = t
         probe["log10_costates"] = [float(curve[s]) if count[s] else None for s in t]
-        with evaluation_mode(net):  # a chain's maps are called once more
-            probe["temporal"] = log_component_norms(e, [s for s in t if s > 0])
+        probe["temporal"] = log_component_norms(seen.component_norms, [s for s in t if s > 0])
         last = lam.last[None]  # [1, B]: the step of each sample's last costate
         both_nonzero = nonzero[0] & nonzero.gather(0, last)[0]
         decays = log_norms[0] - log_norms.gather(0, last)[0]
         probe["decay"] = float(decays[both_nonzero].mean()) if both_nonzero.any() else None
         probe["radius"] = spectral_radius(net)
-        norms = {name: float(g.double().square().sum().sqrt()) for name, g in e.gradient.items()}
-        probe["gradients"] = norms
+        probe["gradients"] = {}
+        for name, g in seen.gradient.items():
+            probe["gradients"][name] = float(g.double().square().sum().sqrt())
     return probe
 
 
-def log_component_norms(e: Evaluation, steps: list[int]) -> list[float | None] | None:
+def observe(e: Evaluation) -> GradientDecay:
+    """The costates and the components of an evaluation; a chain's maps are called once more.
+
+    Of a network whose gradient has no components, their norms are None.
+    """
+    with torch.no_grad():
+        norms = None
+        with contextlib.suppress(Unsupported):
+            norms = e.components().norms()["joint"]
+        return GradientDecay(e.gradient, e.costates.forwards(), norms)
+
+
+def log_component_norms(norms: Tensor | None, steps: list[int]) -> list[float | None] | None:
     """log10 |grad_s| for each s in `steps`, which count from 1; None for a zero norm.
 
-    grad_s is the temporal component of the gradient: what step s adds to that of W, R and b. None
-    instead of a list for a network whose gradient has no such components.
+    grad_s is the temporal component of the gradient: what step s adds to that of W, R and b. norms:
+    of steps 1 .. T; None, and then None instead of a list, if the gradient has no such components.
     """
-    with contextlib.suppress(Unsupported):
-        norms = e.components().norms()["joint"].tolist()  # of steps 1 .. T
-        chosen = [norms[s - 1] for s in steps]
-        return [math.log10(size) if size > 0 else None for size in chosen]
-    return None
+    if norms is None:
+        return None
+    values = norms.tolist()
+    chosen = [values[s - 1] for s in steps]
+    return [math.log10(size) if size > 0 else None for size in chosen]
 
 
 def spectral_radius(net: Net) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..errors import InputError, NumericalError
+from ..gradients.shared import unshared
 from ..networks.interface import Net
 from ..tasks.task import Task
 from . import validation
@@ -74,7 +75,7 @@ class Watch:
 
     def advise(self, probe: Row) -> None:
         """Say it if the initial weights can hardly learn; probe: their row."""
-        line = advise_on_decay(probe, self.net, self.plan.method)
+        line = advise_on_decay(probe, self.net, unshared(self.plan.method))
         if line is not None:
             self.say(line)
 
@@ -90,7 +91,9 @@ class Watch:
         draw, n: which sequences of a generated task, and how many; its generator is seeded by draw.
         """
         try:
-            return validation.evaluate(self.net, self.task, split, self.plan.seed, draw, n)
+            return validation.evaluate(
+                self.net, self.task, split, self.plan.seed, draw, n, self.plan.looks
+            )
         except NumericalError as error:
             self.say(f"step {step}, {split}: {error}")
             goal = self.task.goal.metric if self.task.goal else "loss"
@@ -188,7 +191,12 @@ class Watch:
             split = self.task.splits[0] if self.task.splits else "train"
         batch = next(self.task.held_out(split, self.plan.seed, "probe", self.plan.probes))
         try:
-            figures = validation.probe_gradient(self.net, self.net.move_batch(batch), self.task)
+            figures = validation.probe_gradient(
+                self.net,
+                self.net.move_batch(batch),
+                self.task,
+                segments=self.plan.method.segments,
+            )
         except NumericalError as error:
             figures = {
                 "t": [],

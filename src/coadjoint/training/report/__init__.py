@@ -20,6 +20,7 @@ data_section     what was read from the user's own files
 run_page         the page of a run
 diagnosis_page   the page, or the section, of a diagnosis
 comparison_page  the page of a comparison
+parallel_figure  the settings and values of many trials at once
 study_page       the page of a search for settings
 pages            the HTML page; page.html, page.css and page.js lie beside it
 summary          the tables of a comparison as Markdown

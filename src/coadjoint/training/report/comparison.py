@@ -187,7 +187,8 @@ class TaskRows:
     def score(self, runs: list[Row]) -> str:
         """The number of successes: "2 of 3, 1 failed"; without a goal, that of runs.
 
-        Without a goal, "2 of 3 ended, 1 failed" if some did not end.
+        Without a goal, "2 of 3 ended, 1 failed" if some did not end. Runs that a search pruned are
+        neither: "1 of 3, 1 pruned".
         """
         failures = sum(map(has_failed, runs))
         if self.goal:
@@ -197,7 +198,8 @@ class TaskRows:
             text = str(ended) if ended == len(runs) else f"{ended} of {len(runs)} ended"
         if failures:
             text += f", {failures} failed"
-        return text
+        pruned = sum(run.get("status") == "pruned" for run in runs)
+        return f"{text}, {pruned} pruned" if pruned else text
 
     def median_metric(self, runs: list[Row]) -> str:
         """The median of the metric over runs, and how many failed, if any: "0.98, 1 failed"."""

@@ -37,7 +37,7 @@ SEED_MARKS = "one mark per seed; filled marks succeeded"
 class PageFigure:
     """A figure as the template shows it; `data` is for the script that draws it."""
 
-    kind: Literal["lines", "heat", "dots", "pictures", "scatter", "bars", "ranks"]
+    kind: Literal["lines", "heat", "dots", "pictures", "scatter", "bars", "ranks", "parallel"]
     id: str
     title: str
     about: str

@@ -312,6 +312,55 @@
     };
   };
 
+  // One line per trial across the axes of its settings, the best on top and dark.
+  const parallel = (figure, root, box) => {
+    const { axes: scales, trials } = figure, last = scales.length - 1, gap = (box.width - 2 * 26) / Math.max(1, last);
+    box.top = 66; box.left = 26; box.right = box.width - 26; box.bottom += 6;
+    const x = (k) => box.left + k * gap, y = (share) => box.bottom - share * (box.bottom - box.top);
+    const dot = (n, k) => (scales[k].places[n] === null ? null : [x(k), y(scales[k].places[n])]);
+    const path = (n) => {
+      let text = "", pen = false;
+      scales.forEach((_, k) => {
+        const at = dot(n, k);
+        if (!at) return; // a setting that the trial does not have: the line passes by
+        text += `${pen ? "L" : "M"}${at[0].toFixed(1)},${at[1].toFixed(1)}`;
+        pen = true;
+      });
+      return text;
+    };
+    for (let n = trials.length - 1; n >= 0; n--) {
+      const share = trials.length > 1 ? n / (trials.length - 1) : 0;
+      svg("path", { d: path(n), class: "trace s0", "stroke-opacity": n === 0 ? 1 : 0.75 - 0.6 * share, "stroke-width": n === 0 ? 3 : 1.4 }, root);
+    }
+    scales.forEach((scale, k) => {
+      const end = k === 0 ? "start" : k === last ? "end" : "middle", at = k === 0 ? 2 : k === last ? box.width - 2 : x(k);
+      svg("line", { class: "axis", x1: x(k), x2: x(k), y1: box.top, y2: box.bottom }, root);
+      // Neighbours take turns in two rows, so that words have room on a phone.
+      const low = k % 2 === 0, room = k === 0 || k === last ? gap * 1.4 : gap * 1.9;
+      fitted(svg("text", { class: "label", x: at, y: low ? 28 : 12, "text-anchor": end }, root), scale.name, room);
+      for (const [place, label] of scale.marks) {
+        const outside = scale.marks.length > 1 && (place === 0 || place === 1);
+        const py = !outside ? y(place) - 5 : place === 1 ? box.top - (low ? 7 : 21) : box.bottom + (low ? 16 : 31);
+        fitted(svg("text", { class: outside ? "" : "rule", x: at, y: py, "text-anchor": end }, root), label, outside ? room : gap - 4);
+      }
+    });
+    const inside = (n) => Math.min(trials.length - 1, Math.max(0, n));
+    return {
+      first: 0,
+      find: (px, py) => {
+        const k = Math.min(last, Math.max(0, Math.round((px - box.left) / gap)));
+        let best = 0, least = Infinity;
+        trials.forEach((_, n) => { const at = dot(n, k); if (at && Math.abs(at[1] - py) < least) { least = Math.abs(at[1] - py); best = n; } });
+        return best;
+      },
+      move: (n, dx, dy) => inside(n + dx + dy),
+      tell: (n) => {
+        const dots = scales.map((_, k) => dot(n, k)).filter((at) => at).map(([px, py]) => [0, px, py]);
+        return { x: dots.at(-1)[1], y: dots.at(-1)[2], dots, head: trials[n].head, lines: trials[n].lines.map(([name, value]) => [null, name, value]) };
+      },
+    };
+  };
+
   const rgb = (hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
   const shade = (share, ramp = RAMP) => {
     const at = Math.min(0.999999, Math.max(0, share)) * (ramp.length - 1), k = Math.floor(at), a = rgb(ramp[k]), b = rgb(ramp[k + 1]);
@@ -498,7 +547,7 @@
     };
   };
 
-  const KINDS = { lines, heat, dots, pictures, scatter, bars, ranks };
+  const KINDS = { lines, heat, dots, pictures, scatter, bars, ranks, parallel };
   const height = (figure, width) => {
     if (figure.kind === "pictures") return Math.ceil(spread(figure, width).line * spread(figure, width).lines);
     if (figure.kind === "ranks") return 24 + 44 + Math.max(60, figure.names.length * 26);

@@ -196,6 +196,8 @@ def describe_outcome(result: Row, last_step: float) -> tuple[str, str, str]:
             return "warn", "Interrupted", f"at step {step}{reason}"
         case "failed":
             return "bad", "Failed", f"at step {step}{reason}"
+        case "pruned":  # by a search for settings
+            return "calm", "Pruned", f"at step {step}{reason}"
     details = f"the last recorded step is {step}; the run is still running, or it was killed"
     return "warn", "No result", details
 

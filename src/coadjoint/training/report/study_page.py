@@ -12,9 +12,10 @@ import numpy as np
 
 from .. import schemas, study_schema
 from ..json_types import JsonObject
-from .curves import Curve
+from .curves import Curve, json_numbers
 from .figures import Dot, LineChart, PageFigure, ValueAxis, dot_figure
 from .page_parts import Cell, Page, PageSection, Table, flatten_settings, make_table
+from .parallel_figure import parallel_figure
 from .read import as_mapping, folder_within, held_out_curve
 from .text import clean, duration, finite_or_nan, short_number, shown_metric
 
@@ -55,7 +56,11 @@ def study_page(folder: Path) -> Page:
                 LEAD.format(split=plan["goal"]["split"]),
                 figures=[trials.best_so_far(), trials.curves()],
             ),
-            PageSection("settings", "What each setting did", figures=trials.slices()),
+            PageSection(
+                "settings",
+                "What each setting did",
+                figures=[*trials.overall(), *trials.slices()],
+            ),
             PageSection("trials", "Trials", tables=trials.tables()),
             PageSection("setup", "Setup", tables=setup_tables(plan), pairs=True),
             PageSection(
@@ -148,11 +153,35 @@ class Trials:
         )
         return chart.figure()
 
+    @property
+    def names(self) -> list[str]:
+        """The settings that were searched, the most important first."""
+        names = dict.fromkeys(name for trial in self.complete for name in trial["settings"])
+        return sorted(names, key=lambda name: -finite_or_zero(self.importances.get(name)))
+
+    def overall(self) -> list[PageFigure]:
+        """How much each setting mattered, and all settings of all trials at once."""
+        parallel = parallel_figure(self.complete, self.names, self.label)
+        if not self.importances:
+            return [parallel]
+        names = [name for name in self.names if name in self.importances]
+        shares = [finite_or_zero(self.importances[name]) for name in names]
+        importance = PageFigure(
+            "ranks",
+            "importance",
+            "Importance",
+            "share of each setting in whether a trial is among the best (Optuna's PED-ANOVA)",
+            data={
+                "names": [clean(name) for name in names],
+                "values": json_numbers(shares),
+                "x": "share",
+            },
+        )
+        return [importance, parallel]
+
     def slices(self) -> list[PageFigure]:
         """A figure for each setting: the values of trials by those of the setting."""
-        names = dict.fromkeys(name for trial in self.complete for name in trial["settings"])
-        by_importance = sorted(names, key=lambda name: -finite_or_zero(self.importances.get(name)))
-        return [self.slice(k, name) for k, name in enumerate(by_importance)]
+        return [self.slice(k, name) for k, name in enumerate(self.names)]
 
     def slice(self, k: int, name: str) -> PageFigure:
         """The values of trials by those of one setting; numbers are put into a few bins."""
@@ -188,16 +217,17 @@ class Trials:
         if (self.folder / "best" / "report.html").is_file() and self.best is not None:
             chosen = [shown(self.best["settings"].get(name, "")) for name in names]
             link = ("best, trained again", "./best/report.html")
-            rows.append([link, short_number(self.best["value"]), *chosen, ""])
+            rows.append([link, short_number(self.best["value"]), *chosen, "", ""])
         for trial in [*ranked, *others]:
             chosen = [shown(trial["settings"].get(name, "")) for name in names]
             label = f"trial {trial['number']}"
             value = short_number(trial["value"]) if trial in ranked else clean(trial["status"])
             seconds = duration(trial["seconds"])
-            rows.append([self.link(trial, label), value, *chosen, seconds])
+            where = clean(trial.get("where") or "")
+            rows.append([self.link(trial, label), value, *chosen, seconds, where])
             if trial["error"]:
                 errors.append([label, trial["error"]])
-        heads = ["trial", self.label, *names, "time"]
+        heads = ["trial", self.label, *names, "time", "where"]
         tables = [make_table("Every trial", heads, rows, "No trials yet.", text=(0,), most=2000)]
         if errors:
             tables.append(make_table("Failures", ["trial", "reason"], errors, ""))

@@ -30,6 +30,7 @@ from ..expressions import (
 
 # Few steps, so that mantissas do not leave the range of their type before they are rescaled.
 STEPS_PER_EXPONENT = 4
+STEPS_PER_COPY = 16  # of a sweep, which are copied into its arrays at once
 
 
 def refusal(device: str) -> str | None:
@@ -45,6 +46,52 @@ def step_operation(cell: Cell) -> Pointwise:
     if cell.saved_nodes:
         outputs.append(("q", cell.saved_nodes))
     return Pointwise(inputs, tuple(outputs), (), frozenset({"p"}))
+
+
+class JoinedSteps:
+    """The rows of all steps in one array, which is filled as the steps are made.
+
+    Steps are copied into it STEPS_PER_COPY at a time, and freed: joined only at the end, they would
+    take the memory twice.
+    """
+
+    def __init__(self, rows: int, backwards: bool = False) -> None:
+        """rows: of all steps. backwards: the last step is made first."""
+        self.rows = rows
+        self.backwards = backwards
+        self.array: Tensor | None = None
+        self.waiting: list[Tensor] = []
+        self.copied = 0  # rows
+
+    def add(self, y: Tensor) -> None:
+        """Add the rows of the next step."""
+        self.waiting.append(y)
+        if len(self.waiting) == STEPS_PER_COPY:
+            self._copy()
+
+    def _copy(self) -> None:
+        """Copy the steps that wait into the array."""
+        steps = self.waiting
+        if self.array is None:
+            self.array = steps[0].new_empty(self.rows, *steps[0].shape[1:])
+        if self.backwards:
+            steps.reverse()
+        count = sum(len(y) for y in steps)
+        begin = self.copied
+        if self.backwards:
+            begin = self.rows - self.copied - count
+        torch.cat(steps, out=self.array[begin : begin + count])
+        self.copied += count
+        self.waiting = []
+
+    def joined(self) -> Tensor:
+        """The array, once all steps have been added."""
+        if self.waiting and self.array is None:  # a few steps
+            return torch.cat(self.waiting[::-1] if self.backwards else self.waiting)
+        if self.waiting:
+            self._copy()
+        assert self.array is not None
+        return self.array
 
 
 class SavedSteps(NamedTuple):
@@ -76,23 +123,26 @@ def forward(
     cell = plan.cell
     rows = plan.rows
     op = step_operation(cell)
-    x = [x0.contiguous()]
-    a: list[Tensor] = []
-    q: list[Tensor] = []
+    x_t = x0.contiguous()
+    x = JoinedSteps(rows.B + rows.N)
+    a = JoinedSteps(rows.N)
+    q = JoinedSteps(rows.N)
+    x.add(x_t)
     bases = rows.steps(base)
     v_by_step = optional_steps(rows, v)
     W_steps = None if W is None else matrices(rows, W)
     for t, n in enumerate(rows.sizes):
-        before = x[-1][:n]  # x_{t-1} of the n samples that take this step
+        before = x_t[:n]  # x_{t-1} of the n samples that take this step
         a_t = bases[t]
         if W_steps is not None:
             a_t = torch.addmm(a_t, read_values(cell, before), W_steps[t].t())
         outputs = nonzero_outputs(op, None, (), (a_t, v_by_step[t], before, p))
-        x.append(output_or_zeros(outputs, "x", before))
-        a.append(a_t)
+        x_t = output_or_zeros(outputs, "x", before)
+        x.add(x_t)
+        a.add(a_t)
         if cell.saved_nodes:
-            q.append(outputs["q"])
-    return torch.cat(x), torch.cat(a), torch.cat(q) if q else None
+            q.add(outputs["q"])
+    return x.joined(), a.joined(), q.joined() if cell.saved_nodes else None
 
 
 class Sources:
@@ -209,9 +259,11 @@ def adjoint(
     factors = None if link is None else rows.steps(link.factor)
     W_steps = None if W is None else matrices(rows, W)
     lam_t, k_t = sources.begin(rows.T, 0)
-    lam = [lam_t]
-    k = [k_t]
-    delta: list[Tensor] = []
+    lam = JoinedSteps(rows.B + rows.N, backwards=True)
+    k = JoinedSteps(rows.B + rows.N, backwards=True)
+    delta = JoinedSteps(rows.N, backwards=True)
+    lam.add(lam_t)
+    k.add(k_t)
     # Step t takes x_t to x_{t+1}: until `join`, lam_t and k_t are still those of x_{t+1}.
     for t in reversed(range(rows.T)):
         inputs = (steps.a[t], steps.v[t], steps.before[t], saved.p, lam_t)
@@ -232,10 +284,10 @@ def adjoint(
         if factors is not None:
             pulled = pulled * factors[t]
         lam_t, k_t = sources.join(t, pulled, k_t)
-        lam.insert(0, lam_t)
-        k.insert(0, k_t)
-        delta.insert(0, delta_t)
-    return torch.cat(lam), torch.cat(delta), torch.cat(k).int() if scaled else None
+        lam.add(lam_t)
+        k.add(k_t)
+        delta.add(delta_t)
+    return lam.joined(), delta.joined(), k.joined().int() if scaled else None
 
 
 def exponent_of(k: Tensor, y: Tensor) -> Tensor:
@@ -265,8 +317,9 @@ def tangent(
     factors = None if link is None else rows.steps(link.factor)
     W_steps = None if W is None else matrices(rows, W)
     mu_t = torch.zeros_like(saved.x[: rows.B]) if sources is None else sources[0].contiguous()
-    mu = [mu_t]
-    nu = []
+    mu = JoinedSteps(rows.B + rows.N)
+    nu = JoinedSteps(rows.N)
+    mu.add(mu_t)
     for t, n in enumerate(rows.sizes):
         m = mu_t[:n]  # of the samples that take this step, from x_t to x_{t+1}
         if factors is not None:
@@ -280,9 +333,9 @@ def tangent(
         mu_t = output_or_zeros(outputs, "x", m)
         if sources is not None:
             mu_t = mu_t + sources[t + 1]
-        mu.append(mu_t)
-        nu.append(nu_t)
-    return torch.cat(mu), torch.cat(nu)
+        mu.add(mu_t)
+        nu.add(nu_t)
+    return mu.joined(), nu.joined()
 
 
 def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
