@@ -121,7 +121,7 @@ class Shared(Method):
         self.method.begin_step()
         before = dict(self.state)
         factors = objective_factors(self.method)
-        flat = Flat(trained_parameters(net), cut.B, self.method.summed_state)
+        flat = FlatEvaluation(trained_parameters(net), cut.B, self.method.summed_state)
 
         def evaluate_shard(part: Batch, index: Sequence[int], row: Tensor) -> None:
             """Fill in the row of one shard."""
@@ -297,7 +297,7 @@ class Cut:
 
 
 @dataclass
-class Flat:
+class FlatEvaluation:
     """The places of gradient, losses, penalties and sums in one row.
 
     gradient | losses [B] | penalties [B] | sums | notes
