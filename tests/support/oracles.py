@@ -301,6 +301,7 @@ def huber(a, y_hat, y):
 
 LOSSES = {
     "squared": lambda a, y_hat, y: ((y_hat - y) ** 2).sum(),
+    "half-squared": lambda a, y_hat, y: ((y_hat - y) ** 2).sum() / 2,
     "absolute": lambda a, y_hat, y: (y_hat - y).abs().sum(),
     "huber": huber,
     "cross-entropy": cross_entropy,
@@ -467,6 +468,13 @@ def omega(s):
     return mean(((b / n) ** 2 - 1) ** 2 for b, n in kept)
 
 
+def omega_norms(s):
+    """Document 000, (2.18): a sum, of norms that are not squared."""
+    kept = [t for t in range(1, s.T + 1) if bool((s.lam[t] != 0).any())]
+    terms = [(norm(s.back(t)) / norm(s.lam[t]) - 1) ** 2 for t in kept]
+    return sum(terms, torch.zeros(()))
+
+
 def stabiliser(s):
     h = [norm(x[: s.case.H]) for x in s.x]
     return mean((h[t] - h[t - 1]) ** 2 for t in range(1, s.T + 1))
@@ -520,6 +528,7 @@ PENALTIES = {
     "share-variance": shares,
     "barrier": barrier,
     "omega": omega,
+    "omega-norms": omega_norms,
     "norm-stabiliser": stabiliser,
     "output-variance": output_variance,
     "isometry": isometry,

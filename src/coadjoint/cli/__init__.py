@@ -6,6 +6,7 @@ This package may import every other. What needs torch is imported inside the com
 program              the program itself; errors as one line each
 schema               the sections of settings, whose fields are the flags and keys (the network's is
                      in training/network_section)
+task_section         its section on built-in tasks
 flags                settings from flags and files, and lines about invalid ones
 key_types            the types of settings, in words
 build, build_online  from settings to objects, by the `make` of each package

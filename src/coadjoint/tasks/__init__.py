@@ -13,7 +13,9 @@ Example: sequences of 100 to 109 steps, and the loss of the best constant.
 This package imports `objectives` and the packages before it. A task never sees a network.
 
 task           Task: batches by (step, size, seed), held-out sets, scores; Collection: a finite set
-synthetic      sequences whose answer depends on steps long past
+generated      sequences without end, drawn anew for each batch
+marked         the mean, product or difference of two marked entries of a long sequence
+synthetic      symbols long past, to be recalled
 transduction   answers that are sequences with their own length
 denoising      samples restored from noisy copies, for autoencoders
 digits, music  small sets of handwritten digits and of piano rolls
@@ -59,17 +61,10 @@ from ..errors import InputError, choose
 from .data import Data
 from .denoising import Denoising, denoise
 from .digits import DigitImages, Digits, FlatDigits, NoisyDigits
+from .generated import Generated
+from .marked import XOR, Addition, Multiplication
 from .music import Music
-from .synthetic import (
-    XOR,
-    Addition,
-    Copy,
-    Generated,
-    Memorisation,
-    Multiplication,
-    Permutation,
-    TemporalOrder,
-)
+from .synthetic import Copy, Memorisation, Permutation, TemporalOrder
 from .task import Collection, Goal, Samples, Sequences, Task, rng
 from .transduction import Reversal, Sorting, Transduction
 
