@@ -6,6 +6,9 @@ READY  := $(VENV)/ready
 
 .PHONY: demo test test-quick test-thorough test-gpu test-crash test-scale test-page lint bench mutants clean
 
+# the tests start many processes: each would compile the package anew
+export PYTHONDONTWRITEBYTECODE :=
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch==2.13.0 numpy hatchling editables

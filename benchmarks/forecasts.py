@@ -2,7 +2,7 @@
 
     python benchmarks/forecasts.py prepare SETS           the series of forecast_sets.py
     python benchmarks/forecasts.py run SETS OUT.jsonl     train, forecast, a row for each series
-    python benchmarks/forecasts.py table OUT.jsonl        what docs/own-data.md shows
+    python benchmarks/forecasts.py table OUT.jsonl        what docs/forecasting.md shows
 
 `run` does for each series what a user does, with the last fifth held out:
 

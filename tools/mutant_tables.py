@@ -187,7 +187,9 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tasks/frames.py": (("tasks/test_data_of.py",), ("models/test_model.py",)),
     "tasks/memory.py": (("tasks/test_data_of.py",), ("models/test_model.py",)),
     "tasks/music.py": (("tasks/test_tasks.py",), ("tasks/test_data.py",)),
-    "tasks/synthetic.py": (("tasks/test_tasks.py",), ()),
+    "tasks/generated.py": (("tasks/test_tasks.py",), ()),
+    "tasks/marked.py": (("tasks/test_tasks.py", "tasks/test_variants.py"), ()),
+    "tasks/synthetic.py": (("tasks/test_tasks.py", "tasks/test_variants.py"), ()),
     "tasks/task.py": (
         ("tasks/test_tasks.py", "tasks/test_samples.py"),
         ("training/test_training.py", "tasks/test_data.py"),
@@ -198,6 +200,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("diagnostics/test_diagnostics.py", "diagnostics/test_chain_diagnostics.py"),
         ("training/test_learning.py",),
     ),
+    "diagnostics/convergence.py": (("diagnostics/test_convergence.py",), ()),
     "diagnostics/depth.py": (("diagnostics/test_chain_diagnostics.py",), ()),
     "diagnostics/outputs.py": (
         ("diagnostics/test_chain_diagnostics.py",),

@@ -48,7 +48,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.10.0"
+__version__ = "0.11.0"
 
 if TYPE_CHECKING:
     from . import (
@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from .gradients.evaluation import Evaluation
     from .gradients.penalised import Penalised
     from .gradients.rtrl import RTRL, Stream
+    from .gradients.shared import Shared
     from .gradients.truncated import Truncated
     from .models.model import Model, load
     from .networks import initialisers, maps
@@ -137,6 +138,7 @@ _NAMES = {
     "gradients.evaluation": "Evaluation",
     "gradients.penalised": "Penalised",
     "gradients.rtrl": "RTRL Stream",
+    "gradients.shared": "Shared",
     "gradients.truncated": "Truncated",
     "models.model": "Model load",
     "networks.chain": "Chain",
@@ -287,6 +289,7 @@ __all__ = [
     "Recorded",
     "Reservoir",
     "Result",
+    "Shared",
     "Stack",
     "StackRun",
     "StorageError",

@@ -142,6 +142,18 @@ class MissingError(CoadjointError, ImportError):
     exit_code = 7
 
 
+class LostProcess(CoadjointError):
+    """Another process of the same run has died, or cannot be reached.
+
+    Example:
+        >>> from coadjoint.errors import LostProcess
+        >>> LostProcess.exit_code
+        6
+    """
+
+    exit_code = 6
+
+
 # Text from outside, made safe to print.
 PASSWORD = re.compile(  # user:PASSWORD@ in a URL, or password=PASSWORD in its query
     r"(://[^\s:/@]*):\S*@|(password=)[^\s&'\"]+", re.IGNORECASE

@@ -83,6 +83,23 @@ def test_baselines_of_a_forecast(tmp_path):
     assert last.metrics["test"]["mse"] == pytest.approx(np.mean(errors**2))
 
 
+@pytest.mark.parametrize("options", [{"lags": "auto"}, {}, {"horizon": 14}], ids=str)
+def test_the_seasonal_naive_is_a_baseline_of_a_single_series(tmp_path, options):
+    g = np.random.default_rng(3)
+    values = 50 + 9 * np.sin(np.arange(240) * 2 * np.pi / 12) + g.standard_normal(240)
+    path = write(tmp_path / "season.csv", ["x"], [[f"{v:.6f}"] for v in values])
+    task = Data.read(path, kind="next", split=(0.5, 0.25, 0.25), **options)
+    naive = next(each for each in task.baselines if each.name == "seasonal naive")
+    assert naive.about.startswith("the step 12 steps before it")
+    # The difference of two values has twice the variance of the noise.
+    if options == {"lags": "auto"}:
+        errors = values[181:] - values[169:-12]
+        assert naive.metrics["test"]["mse"] == pytest.approx(np.mean(errors**2), rel=1e-4)
+    else:
+        last = next(each for each in task.baselines if each.name == "last value")
+        assert naive.metrics["test"]["mse"] < last.metrics["test"]["mse"]
+
+
 def test_baselines_of_steps_skip_those_without_a_target(tmp_path):
     g = np.random.default_rng(4)
     rows = []
@@ -276,5 +293,26 @@ def test_what_is_said_of_a_network_beside_baselines():
         line = said(valid, 0.69)
         assert line.startswith("On test the network is worse than the linear model, though not on")
         assert "What may help" not in line
+    assert "--rolling" not in advised
     mixed = co.Stack(["gru", "elman"], inputs=1, hidden=2, outputs=2)
     assert [advice.is_gated(each) for each in (net, mixed)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({}, "--lags (1 and one season back)"), ({"lags": (1, 3, 4)}, "other --lags")],
+    ids=str,
+)
+def test_what_is_said_of_a_forecast_beside_baselines(tmp_path, options, words):
+    rows = [[f"{value}"] for value in np.arange(160) % 4 + np.arange(160) / 7]
+    path = write(tmp_path / "s.csv", ["x"], rows)
+    task = Data.read(path, kind="next", split=(0.5, 0.25, 0.25), **options)
+    net = co.Network("gru", inputs=task.inputs, hidden=2, outputs=1, readout="every")
+    naive = Baseline("seasonal naive", "", {"valid": {"mse": 1.0}})
+    worse = {"valid": {"mse": 2.0}}
+    line = advice.advise_on_baseline(net, task, [naive], worse, "mse", co.BPTT())
+    assert line.startswith("The network does not beat the seasonal naive forecast on valid.")
+    assert words in line
+    assert "--horizon" in line
+    assert "--rolling" in line
+    assert "--penalty" not in line

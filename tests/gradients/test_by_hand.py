@@ -196,6 +196,7 @@ PENALTIES = {
     "share-variance": "share-variance",
     "barrier": co.penalties.barrier(10.0),
     "omega": "omega",
+    "omega-norms": "omega-norms",
     "isometry": "isometry",
     "norm-stabiliser": "norm-stabiliser",
     "output-variance": "output-variance",
@@ -215,7 +216,9 @@ def test_every_penalty_has_the_gradient_of_torchs_graph(name, G, count_by_hand):
     assert count_by_hand == [True]
 
 
-@pytest.mark.parametrize("loss", ["squared", "absolute", "huber", "binary-cross-entropy"])
+@pytest.mark.parametrize(
+    "loss", ["squared", "half-squared", "absolute", "huber", "binary-cross-entropy"]
+)
 @pytest.mark.parametrize("given", ["plain", "mask", "weight"])
 def test_losses_masks_and_weights_count(loss, given, count_by_hand):
     output = "sigmoid" if loss == "binary-cross-entropy" else "tanh"

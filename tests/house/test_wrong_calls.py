@@ -394,6 +394,13 @@ CALLS = {
     "BPTT": (co.BPTT, {"segments": (None, (0, -1, 1.5, "x", [], Odd()))}),
     "BP": (co.BP, {"segments": (None, (0, -1, 1.5, "x", [], Odd()))}),
     "Truncated": (co.Truncated, {"k1": (1, (*WHOLE, None)), "k2": (2, (*WHOLE, None))}),
+    "Shared": (
+        co.Shared,
+        {
+            "method": (co.BPTT, (None, *KIND)),
+            "shards": (None, (0, -1, 1.5, "x", [], Odd())),
+        },
+    ),
     "Penalised": (
         co.Penalised,
         {
@@ -555,6 +562,7 @@ CALLS = {
         f"{type(method).__name__}(...)": (run_method(method), METHOD)
         for method in (co.BPTT(), co.RTRL(), co.Truncated(1, 2), co.Penalised("log-ratio", 0.1))
     },
+    "Shared(...)": (run_method(co.Shared(co.BPTT(), 2)), METHOD),
     "BPTT(segments)(...)": (run_method(co.BPTT(segments=2)), METHOD),
     "Penalised(segments)(...)": (run_method(co.Penalised("variance", 0.1, segments=2)), METHOD),
     "Method.per_sample": (

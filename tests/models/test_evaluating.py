@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import coadjoint as co
+from coadjoint.models import evaluation_page
 from coadjoint.models.bootstrap import ClassSample, NumberSample, resampled_weights
 from coadjoint.models.evaluating import log_softmax_at
 from coadjoint.tasks.metrics import OF_CLASSES, OF_NUMBERS, ClassTally, NumberTally
@@ -143,6 +144,28 @@ def test_a_series_is_judged_by_its_next_row_and_drawn_in_blocks():
     assert found.baselines["last value"]["mse"] == pytest.approx(naive)
     assert found.drawn == "14 blocks of 15 rows"
     assert found.metrics["mse"].low < found.metrics["mse"].high
+
+
+def test_several_steps_are_judged_each(tmp_path):
+    series = [np.sin(np.arange(T) / 3) for T in (30, 25, 3)]
+    task = co.tasks.Data.of(series[:2], kind="next", horizon=3, split=(1, 0, 0))
+    torch.manual_seed(0)
+    net = co.Network("gru", inputs=1, hidden=4, outputs=3, readout="every")
+    model = co.Model(net, task)
+    found = model.evaluate(series, resamples=5)
+    assert found.entries == 27 + 22
+    assert not [note for note in found.notes if "left out" in note]
+    assert list(found.by_target) == ["u0 +1", "u0 +2", "u0 +3"]
+    errors = []
+    for one, answers in zip(series[:2], model.predict(series), strict=False):
+        errors.append(answers[:-3, 1] - one[2:-1])
+    mae = np.abs(np.concatenate(errors)).mean()
+    assert found.by_target["u0 +2"]["mae"].value == pytest.approx(mae)
+    steps = [one[h : len(one) - 3 + h] - one[:-3] for one in series[:2] for h in (1, 2, 3)]
+    naive = np.square(np.concatenate(steps)).mean()
+    assert found.baselines["last value"]["mse"] == pytest.approx(naive)
+    path = evaluation_page.write_page(found, tmp_path / "page.html", "run", "data")
+    assert "u0 +3" in path.read_text()
 
 
 def test_every_step_counts_and_missing_targets_do_not():

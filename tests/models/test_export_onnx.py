@@ -146,6 +146,22 @@ def test_numbers_in_the_units_of_the_target(tmp_path):
     np.testing.assert_allclose((steps - 1e4) / scale, (expected - 1e4) / scale, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("options", exports.LAGS, ids=str)
+def test_earlier_rows(options):
+    model, rows = exports.build_forecaster(**options)
+    session = open_network(model.network, model.description)
+    found = run_rows(session, [*rows, rows[0, :3]])["prediction"]
+    expected = model.predict(rows)
+    np.testing.assert_allclose(found[:3], expected, rtol=TOLERANCE)
+    np.testing.assert_allclose(found[3, :3], expected[0][:3], rtol=TOLERANCE)
+
+
+def test_columns_known_in_advance_are_refused_by_name(tmp_path):
+    model, _ = exports.build_forecaster(known="u1", target="u0")
+    with pytest.raises(Unsupported, match="reads 'u1' ahead"):
+        export_network(model.network, model.description, tmp_path / "net.onnx")
+
+
 def test_samples_of_images(tmp_path):
     images = np.random.default_rng(0).normal(100, 30, (20, 2, 5, 4))
     np.savez(tmp_path / "x.npz", x=images, y=np.arange(20) % 3)

@@ -129,6 +129,16 @@ def test_numbers_in_the_units_of_the_target(tmp_path):
     np.testing.assert_allclose(found[:, 0] / spread, expected / spread, atol=1e-9)
 
 
+@pytest.mark.parametrize("options", exports.LAGS, ids=str)
+def test_earlier_rows(options, tmp_path):
+    model, rows = exports.build_forecaster(**options)
+    opened = open_network(tmp_path, model.network, model.description)
+    found = opened.predict([*rows, rows[0, :3]]).numpy()
+    expected = model.predict(rows)
+    np.testing.assert_allclose(found[:3], expected, rtol=TOLERANCE)
+    np.testing.assert_allclose(found[3, :3], expected[0][:3], rtol=TOLERANCE)
+
+
 def test_samples_of_images(tmp_path):
     images = np.random.default_rng(0).normal(100, 30, (20, 2, 5, 4))
     np.savez(tmp_path / "x.npz", x=images, y=np.arange(20) % 3)

@@ -254,13 +254,9 @@ def test_lags_are_inputs_and_are_fed_by_the_forecast():
     worse = model_of(series, [[0.0, 9.0, 0.0]], lags=(2, 3)).roll(series, 2, 5, season=3)
     assert "is better than the network" in worse.advice()
     assert model_of(series, [[0.5, 0, 0]], lags=(2, 3)).roll(series, 1, 30).advice() is None
-    with pytest.raises(CoadjointError, match="--lags"):
-        model.step([1.0])
-    with pytest.raises(CoadjointError, match="--lags 0"):
-        model.export("x.onnx")
 
 
-def test_lags_of_a_short_series_are_by_its_season():
+def test_lags_of_a_series_are_by_its_season():
     t = np.arange(96)
     wave = np.sin(2 * np.pi * t / 12) + 0.02 * t
     options = {"kind": "next", "lags": "auto", "split": (1, 0, 0)}
@@ -269,7 +265,10 @@ def test_lags_of_a_short_series_are_by_its_season():
     assert any("the rows 1, 11, 12 before" in note for note in data.notes)
     without = Data.of(np.random.default_rng(0).normal(size=96), **options)
     assert without.description.ahead["lags"] == [1]
-    for other in (wave[:30], np.tile(wave, 11), np.stack([wave, wave])):
+    t = np.arange(1200)
+    assert Data.of(np.sin(2 * np.pi * t / 12), **options).description.ahead["lags"] == [1, 11, 12]
+    long = np.random.default_rng(0).normal(size=1200)
+    for other in (wave[:30], long, np.stack([wave, wave])):
         assert "lags" not in Data.of(other, **options).description.ahead
     assert Data.of(wave, **options | {"lags": 0}).description.ahead == {}
     with pytest.raises(CoadjointError, match="--kind next"):

@@ -150,3 +150,34 @@ def test_words_gaps_and_missing_values_are_those_of_predict(missing):
     assert first == 7
     with pytest.raises(co.DataError, match="not later"):
         model.step(rows[0], state)
+
+
+def make_forecaster(**options):
+    rows = np.random.default_rng(5).normal(size=(3, 20, 2)).cumsum(1) + 50
+    task = co.tasks.Data.of(rows, kind="next", split=(1, 0, 0), **options)
+    torch.manual_seed(0)
+    sizes = {"inputs": task.inputs, "outputs": task.outputs, "hidden": 4}
+    return co.Model(co.networks.make(cell="gru", readout="every", skip=True, **sizes), task), rows
+
+
+@pytest.mark.parametrize(
+    "options", [{"lags": 1}, {"lags": (2, 5)}, {"lags": 7, "target": "u1", "horizon": 2}], ids=str
+)
+def test_earlier_rows_are_those_of_predict(options):
+    model, rows = make_forecaster(**options)
+    values = [answer.value for answer in steps_of(model, rows[1])]
+    np.testing.assert_allclose(values, model.predict(rows[1:2])[0], rtol=1e-5)
+
+
+def test_of_earlier_rows_no_more_are_kept_than_the_lags_need():
+    model, rows = make_forecaster(lags=(2, 5))
+    state = None
+    for row in rows[0]:
+        _, state = model.step(row, state)
+    assert state.past.shape == (5, 2)
+
+
+def test_columns_known_in_advance_are_refused_by_name():
+    model, rows = make_forecaster(known="u1", target="u0")
+    with pytest.raises(co.Unsupported, match="'u1', known in advance"):
+        model.step(rows[0, 0])

@@ -238,6 +238,15 @@ def omega(t):
     return (r - 1).square().mean(0)
 
 
+def omega_norms(t):
+    pairs = zip(t.x, t.x[1:], t.lam[1:], strict=False)
+    back = [
+        torch.autograd.grad(after, before, lam, create_graph=True)[0]
+        for before, after, lam in pairs
+    ]
+    return (t.norms(lam=back) / t.norms()[1:] - 1).square().sum(0)
+
+
 def output_variance(t):
     each = [torch.autograd.grad(t.y_hat[:, k].sum(), t.x, create_graph=True) for k in range(3)]
     return torch.stack([deviation(t.norms(lam=lam)[1:]) for lam in each]).mean(0)
@@ -271,6 +280,7 @@ PENALTIES = {
     "share-variance": lambda t: (t.norms()[1:] / t.norms()[1:].sum(0) - 1 / 3).square().sum(0),
     "barrier": lambda t: (t.lam[-1].abs() / 1e-5).log().clamp(max=0).square().sum(1),
     "omega": omega,
+    "omega-norms": omega_norms,
     "isometry": isometry,
     "tangent": tangent,
     "norm-stabiliser": lambda t: (

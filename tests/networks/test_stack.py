@@ -473,6 +473,53 @@ def test_methods_that_take_sequences_apart_refuse_it():
         ).joined()
 
 
+def test_rtrl_says_what_a_stack_would_cost():
+    """An LSTM's state has two slots; the readout has no influence on states."""
+    net = co.Stack(["elman", "lstm"], inputs=2, hidden=[3, 5], outputs=1)
+    sizes = [3 * (3 + 2 + 1), 20 * (5 + 3 + 1)]
+    recurrent = [p.numel() for name, p in net.named_parameters() if name not in ("V", "b_o")]
+    assert sum(recurrent) == sum(sizes) == 198
+    b = co.Batch(torch.randn(5, 2, 2), torch.randn(2, 1))
+    words = r"layer by layer.*13 x 198 = 2,574 numbers .* 13 x 13 .* docs/online\.md"
+    with pytest.raises(co.Unsupported, match=words):
+        co.RTRL()(net, b, "squared")
+    with pytest.raises(co.Unsupported, match=words):
+        co.RTRL().stream(net)
+    both = co.Stack(["elman"], inputs=2, hidden=3, outputs=1, bidirectional=True)
+    with pytest.raises(co.Unsupported, match=r"layer by layer over entire sequences\. Use BPTT"):
+        co.RTRL()(both, b, "squared")
+
+
+class AllLayers(torch.nn.Module):
+    """The step of a stack of two elman layers as one function of x = [x_1, x_2]."""
+
+    def __init__(self, stack):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(stack.layers)
+
+    def forward(self, u, x):
+        below, above = x.split([layer.hidden for layer in self.layers], -1)
+        below = self.layers[0].advance(u, below)
+        return torch.cat([below, self.layers[1].advance(below, above)], -1)
+
+
+def test_a_stack_as_one_step_function_has_the_gradient_of_the_stack_by_rtrl():
+    torch.manual_seed(0)
+    stack = co.Stack(["elman", "elman"], inputs=2, hidden=[3, 5], outputs=1, dtype=F64)
+    step = co.Network(AllLayers(stack), inputs=2, hidden=8, outputs=1, dtype=F64)
+    with torch.no_grad():
+        step.V.zero_()
+        step.V[:, 3:] = stack.V
+        step.b_o.copy_(stack.b_o)
+    b = co.Batch(torch.randn(7, 4, 2, dtype=F64), torch.randn(4, 1, dtype=F64))
+    truth = co.BPTT()(stack, b, "squared").gradient
+    found = co.RTRL()(step, b, "squared").gradient
+    assert torch.allclose(found["V"][:, 3:], truth["V"], rtol=1e-11)
+    theirs = sorted(float(g.norm()) for name, g in truth.items() if name not in ("V", "b_o"))
+    ours = sorted(float(g.norm()) for name, g in found.items() if name not in ("V", "b_o"))
+    assert ours == pytest.approx(theirs, rel=1e-11)
+
+
 def test_the_final_state_can_be_carried_into_the_next_call():
     torch.manual_seed(0)
     net = co.Stack(["lstm", "gru"], inputs=2, hidden=3, outputs=1, dtype=F64)

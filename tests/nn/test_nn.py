@@ -1419,10 +1419,15 @@ COMPILED = {
     "GRUCell": ("aot_eager", lambda: co.nn.GRUCell(3, 5, **DOUBLE)),
     "GRU, inductor": ("inductor", lambda: co.nn.GRU(3, 5, **DOUBLE)),
 }
+# The others hold each kind of module and each backend; each of them takes a second.
+COMPILED_LATER = ("RNN", "LSTM, dropout")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.thorough] * (n in COMPILED_LATER)) for n in COMPILED],
+)
 def test_compiled_training_is_training(name, compiled):
     backend, make = COMPILED[name]
     if backend == "inductor" and not compiler():

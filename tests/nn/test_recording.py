@@ -95,16 +95,16 @@ class Recorded:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "option"), KINDS)
-def test_costates_of_every_loss_length_and_engine_equal_the_truth(kind, option):
+def test_costates_of_every_loss_length_and_engine_equal_the_truth(kind, option, thorough):
     """Every loss, every way of handing over samples and every engine, each pair of them
     somewhere.
     """
-    turn = KINDS.index((kind, option))
+    turn, one_in = KINDS.index((kind, option)), 3 if thorough else 7
     for i, (loss, lengths) in enumerate(itertools.product(LOSSES, LENGTHS)):
-        if (i + turn) % 3:
+        if (i + turn) % one_in:
             continue
         run = Recorded(
-            module_of(kind, option, ENGINES[(i // 3 + turn) % 4], seed=i),
+            module_of(kind, option, ENGINES[(i // one_in + turn) % 4], seed=i),
             lengths,
             loss,
             given=i % 2 > 0,
@@ -183,6 +183,7 @@ def test_the_barrier_acts_below_its_switch():
     [{"recurrent_dropout": 0.4}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3, "zoneout": 0.2}],
 )
 @pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
+@pytest.mark.sampled(2)
 def test_costates_are_right_under_recurrent_dropout_and_zoneout(kind, extras):
     """Under recurrent dropout the state is [h, c] all the same: what W reads is a
     function of it.
@@ -280,6 +281,7 @@ SOURCES = [
     "engine", [eager, fused, c_engine], ids=lambda e: e.__name__.rpartition(".")[2]
 )
 @pytest.mark.parametrize("name", [n for n in CELLS if n != "diagonal"])
+@pytest.mark.sampled(2)
 def test_scaled_sweeps_take_links_of_any_size(name, engine):
     """lam_{t-1} = s_{t-1} + link_t J' lam_t in mantissas and exponents; links of 0, powers of two,
     and any others.
@@ -414,6 +416,7 @@ def longdouble(m, u, top):
 )
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.sampled(2)
 def test_costates_below_the_range_of_float64_are_kept(slow, engine):
     """Below 1e-308, and where the lower layer forgets far more slowly than the upper one from which
     its sources come.

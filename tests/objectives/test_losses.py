@@ -35,6 +35,8 @@ SIGMOID = 1 / (1 + np.exp(-A.numpy()))
 TABLE = [
     ("squared", "identity", Y, ((A - Y).numpy() ** 2).sum(-1)),
     ("squared", "sigmoid", Y, ((SIGMOID - Y.numpy()) ** 2).sum(-1)),
+    ("half-squared", "identity", Y, ((A - Y).numpy() ** 2).sum(-1) / 2),
+    ("half-squared", "tanh", Y, ((np.tanh(A.numpy()) - Y.numpy()) ** 2).sum(-1) / 2),
     ("absolute", "identity", Y, np.abs((A - Y).numpy()).sum(-1)),
     ("absolute", "tanh", Y, np.abs(np.tanh(A.numpy()) - Y.numpy()).sum(-1)),
     ("huber", "identity", Y, huber((A - Y).numpy(), 1.0)),
@@ -194,6 +196,26 @@ def test_every_named_loss_runs_penalised(loss):
     e = co.Penalised("log-ratio", 0.1)(net, co.Batch(u, y), loss)
     assert all(torch.isfinite(g).all() for g in e.gradient.values())
     assert sorted(OUTPUTS) == ["identity", "sigmoid", "softmax", "tanh"]
+
+
+@pytest.mark.parametrize("method", [co.BPTT(), co.RTRL(), co.Truncated(2, 3)])
+@pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "autograd"])
+def test_half_the_square_has_the_costate_v_transposed_times_the_error(method, engine):
+    """Caterini (2017), (5.5): dJ/dy_hat = y_hat - y; costates and gradients are half of squared's.
+
+    `variance`, quadratic in the costates, is a quarter.
+    """
+    net, u, y = network("last", engine=engine)
+    y = torch.rand(B, O, dtype=F64)
+    run = net(u)
+    half, whole = (run.costates(name, y) for name in ("half-squared", "squared"))
+    assert torch.allclose(half.lam[-1], (run.y_hat - y) @ net.V, rtol=1e-13)
+    assert torch.allclose(2 * half.lam, whole.lam, rtol=1e-13)
+    assert torch.allclose(2 * half.loss, whole.loss, rtol=1e-13)
+    assert torch.allclose(4 * co.penalties.variance(half), co.penalties.variance(whole), rtol=1e-12)
+    found, twice = (method(net, co.Batch(u, y), name) for name in ("half-squared", "squared"))
+    for name, g in found.gradient.items():
+        assert torch.allclose(2 * g, twice.gradient[name], rtol=1e-12, atol=1e-15), name
 
 
 def test_a_target_that_is_not_a_number_is_refused():

@@ -98,6 +98,7 @@ def by_hand(name, net, j, x, lam, direct, of_output):
         "share-variance": lambda: ((n[1:] / n[1:].sum() - 1 / len(n[1:])) ** 2).sum(),
         "barrier": lambda: sum(math.log(abs(v) / 1e-5) ** 2 for v in lam[-1] if abs(v) < 1e-5),
         "omega": lambda: (((back / n[1:]) ** 2 - 1) ** 2).mean(),
+        "omega-norms": lambda: ((back / n[1:] - 1) ** 2).sum(),
         "isometry": lambda: isometry(x, net.W.detach().numpy(), j),
         "tangent": lambda: tangent(net, x, j),
         "norm-stabiliser": lambda: ((h[1:] - h[:-1]) ** 2).mean(),

@@ -91,6 +91,7 @@ FORMULAS = {
     "share-variance": lambda t: (t.norms() / t.norms().sum(0) - 1 / len(t.norms())).square().sum(0),
     "barrier": lambda t: (t.lam[-1].abs() / 1e-5).log().clamp(max=0).square().sum(1),
     "omega": lambda t: (t.ratios(signs=False).square() - 1).square().mean(0),
+    "omega-norms": lambda t: (t.ratios(signs=False) - 1).square().sum(0),
     "isometry": lambda t: t.ratios(signs=True).log().square().mean(0),
     "norm-stabiliser": lambda t: t.states().diff(dim=0).square().mean(0),
     "output-variance": output_variance,
@@ -134,7 +135,7 @@ OVER_TIME = {
     "output-variance": lambda n: 1 / n,
     "norm-stabiliser": lambda n: 2 / n,  # of the visible half of an LSTM's state
     **dict.fromkeys(("log-ratio", "ratio", "log-variance", "share-variance"), lambda n: 1.0),
-    **dict.fromkeys(("omega", "isometry", "barrier"), lambda n: 1.0),
+    **dict.fromkeys(("omega", "omega-norms", "isometry", "barrier"), lambda n: 1.0),
 }
 
 

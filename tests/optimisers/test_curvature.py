@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 F64 = torch.float64
 PAIRS = [
     ("squared", "identity"),
+    ("half-squared", "identity"),
     ("cross-entropy", "softmax"),
     ("binary-cross-entropy", "sigmoid"),
     ("huber", "identity"),

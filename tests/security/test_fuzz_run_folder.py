@@ -28,8 +28,7 @@ from coadjoint.training import learning, loop, signals, storage
 
 pytestmark = pytest.mark.slow
 
-CASES, PARTS = 500, 10
-THOROUGH = 2000  # cases
+CASES, THOROUGH, PARTS = 150, 2000, 5
 CODES = {0, 2, 3, 4, 5, 7, 75}  # all but 1, "a fault of coadjoint"
 STEPS = 2  # that a run which goes on may take: some mutations ask for very many
 

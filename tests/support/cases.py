@@ -398,7 +398,13 @@ def drawn(i):
         r.choice(every) if not later or r.random() < 0.2 else (r.choice(NEWER), "tanh")
     )
     loss = r.choice([*CROSS_LOSSES, "no-target", "values"])
-    name = r.choice([p for p in PENALTIES if p != "omega-published" or oracles.CELLS[cell][4]])
+    if loss == "squared" and i % 2:  # in turn, so that no other case changes
+        loss = "half-squared"
+    # omega-norms takes every other turn of omega, so that it changes no other case
+    names = [p for p in PENALTIES if p != "omega-norms"]
+    name = r.choice([p for p in names if p != "omega-published" or oracles.CELLS[cell][4]])
+    if name == "omega" and i % 2:
+        name = "omega-norms"
     kind = r.random()
     sizes = {
         "B": pick(1, 2, 3, 5),

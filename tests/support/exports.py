@@ -163,3 +163,16 @@ def pad(rows):
     for i, row in enumerate(rows):
         x[i, : len(row)] = row
     return x, lengths
+
+
+def build_forecaster(**options):
+    """A model of kind "next" that reads earlier rows, with a gap in a column, and its sequences."""
+    rows = np.random.default_rng(5).normal(size=(3, 20, 2)).cumsum(1) + 50
+    rows[:, 4, 1] = np.nan
+    reading = {"kind": "next", "missing": "mask", "split": (1, 0, 0)}
+    data = Data.of(rows, **reading, **options)
+    sizes = {"inputs": data.inputs, "outputs": data.outputs}
+    return co.Model(build("gru", readout="every", skip=True, **sizes), data), rows
+
+
+LAGS = ({"lags": 1}, {"lags": (2, 25)}, {"lags": 7, "target": "u1", "horizon": 2})

@@ -254,12 +254,12 @@ def tilted(h, theta, case):
 
 
 def tilted_tanh(h, theta, case):
-    """log tanh(m), in a form that keeps its digits where tanh(m) is nearly 1"""
+    """log tanh(m), in a form that keeps its digits where tanh(m) is nearly 1, and of which nothing
+    is infinite where exp(m) is.
+    """
     m = sum(torch.exp(case.tilt * y) for y in h) / len(h)
-    return (
-        torch.where(m < 1, torch.log(torch.tanh(m)), torch.log1p(-2 / (torch.exp(2 * m) + 1)))
-        / case.tilt
-    )
+    e = torch.exp(-2 * m)
+    return torch.where(m < 1, torch.log(torch.tanh(m)), torch.log1p(-2 * e / (1 + e))) / case.tilt
 
 
 def attention(h, theta, case):
@@ -301,6 +301,7 @@ def huber(a, y_hat, y):
 
 LOSSES = {
     "squared": lambda a, y_hat, y: ((y_hat - y) ** 2).sum(),
+    "half-squared": lambda a, y_hat, y: ((y_hat - y) ** 2).sum() / 2,
     "absolute": lambda a, y_hat, y: (y_hat - y).abs().sum(),
     "huber": huber,
     "cross-entropy": cross_entropy,
@@ -467,6 +468,13 @@ def omega(s):
     return mean(((b / n) ** 2 - 1) ** 2 for b, n in kept)
 
 
+def omega_norms(s):
+    """Document 000, (2.18): a sum, of norms that are not squared."""
+    kept = [t for t in range(1, s.T + 1) if bool((s.lam[t] != 0).any())]
+    terms = [(norm(s.back(t)) / norm(s.lam[t]) - 1) ** 2 for t in kept]
+    return sum(terms, torch.zeros(()))
+
+
 def stabiliser(s):
     h = [norm(x[: s.case.H]) for x in s.x]
     return mean((h[t] - h[t - 1]) ** 2 for t in range(1, s.T + 1))
@@ -520,6 +528,7 @@ PENALTIES = {
     "share-variance": shares,
     "barrier": barrier,
     "omega": omega,
+    "omega-norms": omega_norms,
     "norm-stabiliser": stabiliser,
     "output-variance": output_variance,
     "isometry": isometry,

@@ -37,8 +37,12 @@ MODULES = {
     "LSTMCell": lambda: co.nn.LSTMCell(3, 5, **DOUBLE),
     "GRUCell": lambda: co.nn.GRUCell(3, 5, bias=False, **DOUBLE),
 }
-INDUCTOR = ("RNN", "LSTM, peepholes", "RNNCell")  # each takes seconds
-BACKENDS = [*((name, "aot_eager") for name in MODULES), *((name, "inductor") for name in INDUCTOR)]
+BACKENDS = [*((name, "aot_eager") for name in MODULES), ("RNN", "inductor")]
+# each takes seconds
+BACKENDS += [
+    pytest.param(name, "inductor", marks=pytest.mark.thorough)
+    for name in ("LSTM, peepholes", "RNNCell")
+]
 
 
 def made(name):

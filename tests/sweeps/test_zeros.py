@@ -91,6 +91,14 @@ def of_one_sample(name, x, lam, back, direct, signs):
         "omega": lambda: mean(
             (square(b) / square(y) - 1) ** 2 for b, y in zip(back, lam[1:], strict=True) if y.any()
         ),
+        "omega-norms": lambda: sum(
+            (
+                (kinked(b) / kinked(y) - 1) ** 2
+                for b, y in zip(back, lam[1:], strict=True)
+                if y.any()
+            ),
+            torch.zeros((), dtype=F64),
+        ),
         "isometry": lambda: mean(
             torch.log(kinked(y) / math.sqrt(len(y))) ** 2 for y in signs if y.any()
         ),

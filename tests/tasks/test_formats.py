@@ -169,9 +169,9 @@ def test_the_package_zstandard_unpacks_frames_one_after_the_other(monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", Package)
     monkeypatch.setattr(packed, "BYTES_FED", 4)
     frames = b"\x05abcde\x02fg\x06hijklm"
-    assert b"".join(packed.parts_by_zstandard(frames)) == b"abcdefghijklm"
+    assert b"".join(packed.parts_by_zstandard(io.BytesIO(frames))) == b"abcdefghijklm"
     with pytest.raises(EOFError, match="end too early"):
-        list(packed.parts_by_zstandard(frames[:-1]))
+        list(packed.parts_by_zstandard(io.BytesIO(frames[:-1])))
 
 
 @pytest.mark.parametrize(

@@ -585,8 +585,14 @@ def test_refusals_name_the_way_out(call, words):
 
 
 def test_tasks_are_found_by_name_with_their_options():
-    assert tasks.options("temporal-order-3") == {"length": 100, "ragged": False, "curriculum": None}
-    assert tasks.options("addition")["rule"] == "loose"
+    assert tasks.options("temporal-order-3") == {
+        "length": 100,
+        "ragged": False,
+        "curriculum": None,
+        "variant": "pascanu",
+    }
+    assert tasks.options("addition")["rule"] is None  # that of the variant
+    assert tasks.options("addition")["variant"] == "pascanu"
     assert tasks.options("sorting") == {
         "length": (5, 10),
         "ragged": True,

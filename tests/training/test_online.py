@@ -191,7 +191,8 @@ def test_none_begins_another_sequence(learner):
 
 
 @pytest.mark.parametrize(
-    "loss", ["squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber"]
+    "loss",
+    ["squared", "half-squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber"],
 )
 @pytest.mark.parametrize("output", ["identity", "softmax", "sigmoid", "tanh"])
 def test_slopes_of_losses_are_their_derivatives(loss, output):

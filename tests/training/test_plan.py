@@ -13,7 +13,7 @@ from coadjoint.training.plan import LearningPlan, TrainingPlan
 @pytest.mark.parametrize(
     ("call", "plan", "apart"),
     [
-        (co.train, TrainingPlan, {"net", "task", "resume", "fallback"}),
+        (co.train, TrainingPlan, {"net", "task", "resume", "fallback", "distributed"}),
         (online.learn, LearningPlan, {"net", "stream", "resume", "fallback"}),
     ],
 )

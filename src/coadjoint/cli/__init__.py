@@ -6,6 +6,7 @@ This package may import every other. What needs torch is imported inside the com
 program              the program itself; errors as one line each
 schema               the sections of settings, whose fields are the flags and keys (the network's is
                      in training/network_section)
+task_section         its section on built-in tasks
 flags                settings from flags and files, and lines about invalid ones
 key_types            the types of settings, in words
 build, build_online  from settings to objects, by the `make` of each package
@@ -16,7 +17,9 @@ past                 which settings of a resumed run may change
 baselines            metrics by name, and the figures of a run beside those of baselines
 splits               what is split off from the training file, also in older run folders
 progress, run_table  progress lines and bars; what runs where
+prepare              prepare
 train                train
+together             train and resume under torchrun
 resume               resume, replay
 predict              predict, report
 evaluate             evaluate
@@ -65,6 +68,7 @@ try:
         lists,
         online,
         predict,
+        prepare,
         resume,
         train,
         tune,
@@ -81,7 +85,7 @@ except ModuleNotFoundError as error:
 
     _WITH_SETTINGS = (
         "train resume online replay compare tune predict evaluate explain forecast export report "
-        "diagnose tasks cells demo"
+        "prepare diagnose tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -89,8 +93,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "train", "resume", "predict", "evaluate", "explain", "forecast", "export", "report",
-    "compare", "tune", "online",
+    "demo", "prepare", "train", "resume", "predict", "evaluate", "explain", "forecast", "export",
+    "report", "compare", "tune", "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 

@@ -40,8 +40,8 @@ def print_baselines(result: Result, job: Job) -> None:
     print()
     print_table(heads, rows)
     for each in task.baselines:
-        if each.name == "linear":
-            print_escaped(f"linear: {each.about}")
+        if each.name in ("linear", "seasonal naive"):
+            print_escaped(f"{each.name}: {each.about}")
     line = advice.advise_on_baseline(
         job.network, task, computed, result.metrics, metric, job.arguments["gradient"]
     )

@@ -11,10 +11,12 @@ Job                   the network, the task and the arguments of co.train
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, MissingError, NumericalError, refuse_options
+from ..training import launched
 from ..training.network_section import Shape
 from . import chains
 from .build_task import (
@@ -95,6 +97,7 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     if config.network.persistence and not has_begun:
         begin_linear_(net, task)
     arguments = train_arguments(config, net, task)
+    refuse_if_not_shareable(arguments)
     # One sequence of the first step is enough to see what is refused, and how long sequences are.
     sample = net.move_batch(task.batch(0, 1, config.training.seed))
     try_out(net, sample, task.loss, arguments, config.training.seed)
@@ -240,6 +243,8 @@ def train_arguments(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
     if training.tests is not None:  # None for finite tasks, which use all held-out sequences
         arguments["tests"] = training.tests
         arguments["confirm"] = training.confirm
+    if training.shards is not None:
+        arguments["shards"] = training.shards
     return arguments | {
         "weight_noise": training.weight_noise or 0.0,
         "easiest": curriculum_of(config),
@@ -249,6 +254,14 @@ def train_arguments(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
         "optimiser": optimiser_of(config),
         "description": describe(config, net, task),
     }
+
+
+def refuse_if_not_shareable(arguments: KeyValues) -> None:
+    """Refuse a gradient method or an optimiser that cannot share the samples of a step."""
+    from ..training.plan import TrainingPlan
+
+    if arguments.get("shards") is not None:
+        TrainingPlan(**arguments)
 
 
 def try_out(net: AnyNetwork, batch: Batch, loss: LossLike, arguments: KeyValues, seed: int) -> None:
@@ -332,12 +345,22 @@ def describe(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
 def set_threads(threads: int | None, units: int) -> None:
     """Set torch's CPU threads; by default one for small networks, which are slower on several.
 
-    units: of the widest layer; a network of more than 256 keeps torch's own choice.
+    units: of the widest layer; a network of more than 256 keeps torch's own choice. Under torchrun
+    that would be one thread, so each process gets its share of the cores.
     """
     import torch
 
     if threads is not None or units <= chains.FEW_UNITS:
         torch.set_num_threads(threads or 1)
+    elif launched.is_launched():
+        torch.set_num_threads(max(1, available_cores() // launched.local_size()))
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # on Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def choose_device(name: str) -> str:

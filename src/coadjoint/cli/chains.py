@@ -25,6 +25,7 @@ def is_without_time(config: Config) -> bool:
     """
     from ..networks.chain_factory import is_chain
     from ..tasks import TASKS
+    from ..tasks.prepared import is_prepared
 
     if is_chain(given_values(config.network)):
         return True
@@ -32,7 +33,9 @@ def is_without_time(config: Config) -> bool:
         return not TASKS[config.task.name].has_time
     if config.data.kind == "reconstruct":
         return True
-    return config.data.train is not None and Path(config.data.train).is_dir()
+    train = config.data.train
+    is_folder = train is not None and Path(train).is_dir()
+    return is_folder and not is_prepared(train)  # of images
 
 
 def initial_options(config: Config) -> tuple[KeyValues, list[str]]:

@@ -19,12 +19,14 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import (
     CoadjointError,
+    ConfigError,
     MissingError,
     escape_controls,
     escape_undecodable,
     hide_passwords,
     nearest,
 )
+from ..training import launched
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -83,6 +85,7 @@ TLS_CA_FILE = typer.Option(None, "--tls-ca-file", help="--on tls://: the certifi
 TLS_CERT = typer.Option(None, "--tls-cert", help="--on tls://: your certificate")
 TLS_KEY = typer.Option(None, "--tls-key", help="--on tls://: its key")
 
+SHARED_COMMANDS = ("train", "resume")  # those that torchrun may start
 NARROWEST_COLUMN = 12  # characters; a table on a narrow terminal is not folded further
 READING_COMMANDS = (
     "resume",
@@ -106,8 +109,15 @@ def _root(
         False, "--version", callback=_print_version, is_eager=True, help="print the version"
     ),
     debug: bool = typer.Option(False, "--debug", help="show the full traceback of an error"),
+    *,
+    context: typer.Context,
 ) -> None:
     """The flags of the program itself, before any command."""
+    if launched.size() > 1 and context.invoked_subcommand not in SHARED_COMMANDS:
+        raise ConfigError(
+            f"torchrun started {launched.size()} processes, which only `train` and `resume` can "
+            "share: run this command without torchrun."
+        )
     if debug:
         os.environ["COADJOINT_DEBUG"] = "1"  # read by `main`, which has no arguments
 
@@ -202,13 +212,13 @@ def main() -> None:
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except USAGE_ERROR as error:
-        fail(explain_usage_error(error), 2)
+        fail_once(explain_usage_error(error), 2)
     except CoadjointError as error:
         if os.environ.get("COADJOINT_DEBUG"):
             raise
-        fail(str(error), error.exit_code)
+        fail_once(str(error), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        fail("interrupted.", 130)  # as if ended by SIGINT: 128 + 2
+        fail_once("interrupted.", 130)  # as if ended by SIGINT: 128 + 2
     except BrokenPipeError:
         # Python writes to stdout once more as it ends; that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -269,6 +279,13 @@ def is_out_of_memory(error: Exception) -> bool:
 def warn(message: str) -> None:
     """Print a warning to stderr."""
     print(escape_controls(f"coadjoint: warning: {message}"), file=sys.stderr)
+
+
+def fail_once(message: str, code: int) -> NoReturn:
+    """As `fail`, but of the processes of torchrun rank 0 alone prints what all of them meet."""
+    if launched.rank() > 0:
+        sys.exit(code)
+    fail(message, code)
 
 
 def fail(message: str, code: int) -> NoReturn:

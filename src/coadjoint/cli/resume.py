@@ -10,11 +10,11 @@ from typing import Optional
 import typer
 
 from ..errors import ConfigError, escape_controls
+from ..training import launched
 from . import build
 from . import flags as setting_flags
 from .compare import HERE, Where, run_comparison
 from .online import resume_stream
-from .past import stand_where_it_began
 from .program import (
     ON,
     QUIET,
@@ -23,10 +23,10 @@ from .program import (
     TLS_CERT,
     TLS_KEY,
     app,
-    final_status,
     print_escaped,
 )
-from .train import run_training, settings_writer
+from .together import joined_processes
+from .train import resume_run
 from .tune import resume_study
 
 
@@ -62,10 +62,7 @@ def resume(
 
     The result of a run matches an uninterrupted one bit for bit.
     """
-    from ..training import storage as checkpoints
-    from ..training.report import pages
-    from ..training.run_folder import RunFolder
-
+    refuse_if_shared(run)
     where = Where(on, tls_ca_file, tls_cert, tls_key)
     if where != HERE and not os.path.lexists(run / "compare.json"):
         raise ConfigError("--on applies to a comparison.")
@@ -90,27 +87,20 @@ def resume(
     if os.path.lexists(run / "online.json"):
         resume_stream(run, steps, fallback, quiet)
         return
-    config = setting_flags.read_run_config(run)
-    run = stand_where_it_began(run, config, quiet)
-    if steps is not None:  # resolved again, which checks the new number
-        values = setting_flags.to_plain_dict(config)
-        values["training"]["steps"] = steps
-        config = setting_flags.resolve(None, values)
-    is_forced = refuse_if_pruned(run, force)
-    job = build.build(config, checkpoints.read_outline(run), has_begun=True)
-    ended = None if is_forced else final_status(run, job.arguments["steps"])
-    if ended is not None:
-        if not (run / "report.html").exists():
-            pages.write(run)
-        longer = ""
-        if ended == "finished":
-            longer = f" To train longer: coadjoint resume {run} --steps N"
-        if not quiet:
-            print_escaped(f"{run} has already ended ({ended}).{longer}")
-        return
-    # config.yaml changes only if there are other steps to train.
-    folder = RunFolder(run) if steps is None else RunFolder(run, settings_writer(job))
-    run_training(job, folder, quiet, resume=True, fallback=fallback)
+    with joined_processes() as processes:
+        with processes.together():
+            is_forced = processes.leads and refuse_if_pruned(run, force)
+        resume_run(run, processes, quiet, steps, fallback, is_forced)
+
+
+def refuse_if_shared(run: Path) -> None:
+    """Refuse to let the processes of torchrun share anything but a training run."""
+    for name in ("tune.json", "compare.json", "online.json"):
+        if launched.size() > 1 and os.path.lexists(run / name):
+            raise ConfigError(
+                f"{run} is not a run of `coadjoint train`, which several processes can share: "
+                "resume it without torchrun."
+            )
 
 
 def refuse_if_pruned(run: Path, force: bool) -> bool:

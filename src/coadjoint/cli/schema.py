@@ -16,55 +16,10 @@ from ..training.network_section import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
-    PositiveUnitFloat,
     Section,
     UnitFloat,
 )
-
-
-class TaskSection(Section):
-    """A built-in task."""
-
-    name: str | None = Field(None, description="a built-in task; `coadjoint tasks` lists them")
-    length: PositiveInt | tuple[PositiveInt, PositiveInt] | None = Field(
-        None, description="time steps per sequence, or a range: low,high"
-    )
-    ragged: bool | None = Field(
-        None, description="draw the length of each sequence in a batch separately"
-    )
-    curriculum: tuple[PositiveInt, PositiveInt] | None = Field(
-        None,
-        description=(
-            "start,steps: grow the sequence length from start to its full value over this many "
-            "training steps"
-        ),
-    )
-    easiest: tuple[PositiveUnitFloat, PositiveInt] | None = Field(
-        None,
-        description=(
-            "start,steps: train on the easiest share of the drawn sequences; the share grows "
-            "from start to 1 over this many training steps"
-        ),
-    )
-    easiest_by: Literal["loss", "length"] | None = Field(
-        None, description="with --easiest: rank by current loss (default) or sequence length"
-    )
-    rule: Literal["loose", "strict"] | None = Field(
-        None, description="addition, multiplication: accept errors up to 0.2 or 0.04"
-    )
-    pixels: Literal[1, 8] | None = Field(None, description="digits: pixels per time step")
-    permuted: bool | None = Field(None, description="digits: read pixels in a fixed random order")
-    path: str | None = Field(None, description="music: the MATLAB file to read")
-    values: PositiveInt | None = Field(
-        None, description="copy, reversal, sorting: size of the alphabet"
-    )
-    positions: PositiveInt | None = Field(None, description="copy: number of letters to repeat")
-    chunk: PositiveInt | None = Field(
-        None,
-        description=(
-            "music, your own data: cut training sequences into chunks of this many time steps"
-        ),
-    )
+from .task_section import TaskSection
 
 
 class DataSection(Section):
@@ -395,6 +350,7 @@ class TrainingSection(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
+    shards: PositiveInt | None = Field(None, description="parts of a batch that processes share")
     logger: str | list[str] | None = Field(None, description="also log to tensorboard,mlflow,wandb")
     tensorboard: bool = Field(False, description="the same as --logger tensorboard")
     test_set: bool | None = Field(

@@ -9,6 +9,7 @@ jacobians     singular values and Lyapunov exponents of products of Jacobians
 weights       spectra of W, and bounds that follow from them
 units         slopes of units, and how saturated they are
 depth         the maps of a chain, evaluated again for diagnostics
+convergence   how far a direction is from the gradient, and bounds that follow
 landscape     gradient noise, and the loss along directions
 examination   DIAGNOSTICS by name, examine
 charts        charts, and how matplotlib draws them
@@ -26,6 +27,12 @@ from __future__ import annotations
 
 from ..errors import renamed_attributes
 from .charts import Chart, Figure
+from .convergence import (
+    ConvergenceBounds,
+    DirectionDistance,
+    convergence_bounds,
+    direction_distance,
+)
 from .costates import (
     Components,
     Decay,
@@ -69,7 +76,9 @@ __all__ = [
     "Chart",
     "Compared",
     "Components",
+    "ConvergenceBounds",
     "Decay",
+    "DirectionDistance",
     "Examination",
     "Figure",
     "Finding",
@@ -85,7 +94,9 @@ __all__ = [
     "along",
     "arrays",
     "bounds",
+    "convergence_bounds",
     "decay",
+    "direction_distance",
     "evaluate",
     "examine",
     "input_costates",

@@ -129,7 +129,11 @@ class Forecaster(RecurrentEstimator):
         return self.model_.forecast(list(sequences), count, level), form
 
     def score(self, series: Given, y: Given = None) -> float:
-        """Return R² of the predictions of each next step; y is not used."""
+        """Return R² of the predictions of each next step; y is not used.
+
+        A short series has rows one season before as inputs: in its first season, which lacks them,
+        the predictions are poor, and count.
+        """
         self._check_fitted()
         sequences, _ = self._read_series(series)
         refuse_other_width(sequences, self.n_features_in_, type(self).__name__)

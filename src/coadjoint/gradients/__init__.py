@@ -4,6 +4,7 @@
     Truncated    the same through windows of k2 steps, one for every k1 steps
     RTRL         forward in time, with the influence dx_t/dtheta carried along
     Penalised    d(L + rho G)/dtheta by a forward, adjoint, tangent and second adjoint sweep
+    Shared       one of these by many processes, each with a share of the batch
 
 Example: two methods, one gradient.
 
@@ -22,6 +23,8 @@ method           what all methods have in common
 evaluation       Evaluation: losses, penalties, gradient, run and costates
 temporal         the gradient split into the contributions of time steps
 bptt, penalised, truncated, rtrl    the methods
+shared           one gradient by many processes
+processes        who they are, and what they tell each other
 by_hand          the gradient of dense chains, by sweeps over depth without torch's graph
 factory          make: methods by name and plain options
 influence        dx_t/dtheta, for RTRL
@@ -47,6 +50,7 @@ from .factory import make
 from .method import Method, differentiate, trained_parameters
 from .penalised import Penalised
 from .rtrl import RTRL, Stream
+from .shared import Shared
 from .temporal import Temporal
 from .truncated import Truncated, Windows
 
@@ -57,6 +61,7 @@ __all__ = [
     "Gradient",
     "Method",
     "Penalised",
+    "Shared",
     "Stream",
     "Temporal",
     "Truncated",

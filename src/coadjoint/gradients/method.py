@@ -63,6 +63,14 @@ class Method:
         """
         return {}
 
+    @property
+    def summed_state(self) -> tuple[str, ...]:
+        """The names in `state` whose values are sums over the samples of a step."""
+        return ()
+
+    def begin_step(self) -> None:
+        """Bring `state` up to the present step, before its first gradient; here there is none."""
+
     def __getstate__(self) -> dict[str, object]:
         """Return what is copied or pickled: all but the CUDA graphs, which stay in this process."""
         return {name: value for name, value in self.__dict__.items() if name != "captured"}

@@ -117,6 +117,15 @@ class Penalised(Method):
             ) from None
 
     @property
+    def summed_state(self) -> tuple[str, ...]:
+        """Return the names of the sums from which a Steered weight is set."""
+        return ("decay", "samples") if isinstance(self.weight, Steered) else ()
+
+    def begin_step(self) -> None:
+        """At a new step, set a Steered weight by what the last step measured."""
+        self._update_steered_weight()
+
+    @property
     def share(self) -> float:
         """The factor of the loss in the present objective: 0 while pretraining, then 1."""
         return 0.0 if self.step < self.pretrain else 1.0

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, KindError
+from ..errors import InputError, KindError, Unsupported
 from ..networks.interface import Net, check_net
 from ..networks.network import Network
+from ..networks.stack import Stack
 from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, losses_and_slopes
@@ -102,7 +103,22 @@ def steppable_layer(net: Net) -> Network:
     """Return `net` if it is one layer that can run step by step with a linear readout."""
     net.refuse_if_not_linear("real-time recurrent learning")
     net.refuse_if_random("real-time recurrent learning")
+    if isinstance(net, Stack) and not net.layers.bidirectional:
+        raise Unsupported(describe_cost(net))
     return require_one_layer(net, "one step at a time")
+
+
+def describe_cost(net: Stack) -> str:
+    """Return why a stack is refused: what its influence dx_t/dtheta would cost, and a way out."""
+    n = sum(layer.slots * layer.hidden for layer in net.layers)
+    recurrent = [p for name, p in trained_parameters(net).items() if name not in READOUT]
+    P = sum(p.numel() for p in recurrent)
+    return (
+        f"one step at a time: {net.why_indivisible}. RTRL would carry the influence of all "
+        f"parameters on all layers, {n} x {P:,} = {n * P:,} numbers for each sample, and multiply "
+        f"it by a Jacobian of {n} x {n} at every step. Use {net.whole_methods}, or write the step "
+        "of all layers as one function: docs/online.md shows how."
+    )
 
 
 class CountedLosses:

@@ -21,10 +21,10 @@ Shock = Callable[[int], np.ndarray]  # what is added to a block of predictions, 
 
 
 class Trace(NamedTuple):
-    """A network along one series u_1..u_T.
+    """What a network makes of one series u_1..u_T.
 
-    a      [T, outputs], the pre-outputs at every row
-    state  [K, n], the states after K chosen rows
+    a      [T, outputs], the pre-outputs at every row: scaled predictions of the next rows
+    state  [K, n], the states after K chosen rows, from which forecasts go on
     """
 
     a: np.ndarray
@@ -126,11 +126,13 @@ class FutureRows:
         return points
 
     def make(self, block: np.ndarray, lead: np.ndarray, past: np.ndarray) -> np.ndarray:
-        """Return inputs [H, B, inputs] of rows with these values [B, H, k], in scaled units.
+        """Return the inputs [H, B, inputs] of the H rows that have just been predicted.
 
-        past: the values before them, [B, P, k].
-        lead: the known inputs of these H rows and of the H after them, [B, 2H or more, known
-        inputs]; a row reads those of the H rows after it.
+        Args:
+            block: What is predicted for them, [B, H, k], in scaled units.
+            lead: The known inputs of these H rows and of the H after them, [B, 2H or more, known
+                inputs]; a row reads those of the H rows after it.
+            past: The predicted columns in the rows before, [B, P, k], which lags look up.
         """
         B, H, _ = block.shape
         inputs = np.tile(self.usual, (B, H, 1))
@@ -143,11 +145,9 @@ class FutureRows:
             inputs[..., own : own + later.shape[-1]] = later
         if self.ahead.lags:
             values = np.concatenate([past, block], 1)
-            before = np.arange(past.shape[1], values.shape[1])[:, None] - np.array(self.ahead.lags)
-            # [B, H, lags, k] -> the last inputs
-            inputs[..., inputs.shape[-1] - self.description.lagged_width :] = values[
-                :, before
-            ].reshape(B, H, -1)
+            now = np.arange(past.shape[1], values.shape[1])
+            earlier = values[:, now[:, None] - np.array(self.ahead.lags)]  # [B, H, lags, k]
+            inputs[..., -self.description.lagged_width :] = earlier.reshape(B, H, -1)
         return inputs.swapaxes(0, 1).astype(self.description.dtype)
 
     def past_of(self, u: np.ndarray, end: int) -> np.ndarray:

@@ -160,8 +160,7 @@ def assess(
     notes = list(prediction.notes)
     if not has_target.any():
         raise DataError(f"{prediction.source}: no entry has a target, so nothing can be judged.")
-    expected_gaps = len(prediction) if d.kind == "next" else 0  # the last rows have no next one
-    lost = int((~has_target).sum()) - expected_gaps
+    lost = int((~has_target).sum()) - rows_at_ends(prediction)
     if lost > 0:
         notes.append(f"{lost} entries have no target and are left out")
     units, drawn = choose_units(prediction, has_target)
@@ -188,6 +187,14 @@ def assess(
         outputs=a,
         **figures,
     )
+
+
+def rows_at_ends(prediction: Prediction) -> int:
+    """Return how many rows have no target because the next ones are not in the data."""
+    d = prediction.description
+    if d.kind != "next":
+        return 0
+    return int(np.minimum(prediction.cut.sheet.lengths, ahead_of(d).horizon).sum())
 
 
 def choose_units(prediction: Prediction, has_target: np.ndarray) -> tuple[np.ndarray, str]:
@@ -377,11 +384,12 @@ def guesses_of_numbers(
         yield "mean", np.broadcast_to(mean, entries.y.shape)
     if d.kind == "next":
         sheet = prediction.cut.sheet
-        columns = [sheet.features.index(name) for name in ahead_of(d).predicted]
+        ahead = ahead_of(d)
+        columns = [sheet.features.index(name) for name in ahead.predicted]
         rows = [np.arange(start, stop) for _, start, stop in prediction.cut.pieces]
         now = sheet.u[np.concatenate(rows)][:, columns][has_target]
         if not np.isnan(now).any():
-            yield "last value", now
+            yield "last value", ahead.spread(now)
 
 
 def share_text(level: float) -> str:

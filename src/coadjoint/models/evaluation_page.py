@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import one_line
+from ..tasks.ahead import ahead_of
 from ..tasks.metrics import metrics_of
 from ..tasks.new_data import targets_of
 from ..tasks.prediction import softmax
@@ -144,7 +145,7 @@ def answer_sections(found: Assessment) -> list[PageSection]:
 def collect_answers(found: Assessment) -> Answers | None:
     """Return targets and predictions as the report's figures take them; None for samples' entries.
 
-    The last row of a sequence with kind "next", whose next one is not known, is left out.
+    The last rows of a sequence with kind "next", whose next ones are not known, are left out.
     """
     prediction = found.prediction
     assert prediction is not None
@@ -167,12 +168,13 @@ def collect_answers(found: Assessment) -> Answers | None:
         predicted = found.outputs * std + mean
     sheet = prediction.cut.sheet
     is_every = d.at == "every"
+    horizon = ahead_of(d).horizon if d.kind == "next" else 0
     answers = []
     origins = []
     done = 0
     for number, (sequence, start, stop) in enumerate(prediction.cut.pieces):
         count = stop - start if is_every else 1
-        shown = count - (d.kind == "next")
+        shown = max(0, count - horizon)
         rows = slice(done, done + shown)
         done += count
         first = stop - count + (d.kind == "next")

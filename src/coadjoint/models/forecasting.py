@@ -33,9 +33,12 @@ HeldOut = dict[str, int]  # the first held-out row of series, from 0
 
 
 class Start(NamedTuple):
-    """Where B forecasts begin: outputs, states, what is known in advance, and what came before.
+    """Where B forecasts begin.
 
-    The arrays are those of `continuing.continue_paths`.
+    a      [B, outputs], the pre-outputs at the last row
+    state  [B, n], the states of the network there
+    lead   [B, F, known inputs], of the next F rows, which are known in advance
+    past   [B, P, k], the predicted columns in the last P rows, scaled; P is the longest lag
     """
 
     a: np.ndarray
@@ -209,7 +212,7 @@ def past_stamps(sheet: Sheet) -> list[list[str]] | None:
     if sheet.stamps is None:
         return None
     pairs = zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True)
-    return [sheet.stamps[start : start + T] for start, T in pairs]
+    return [list(sheet.stamps[start : start + T]) for start, T in pairs]
 
 
 def past_errors(

@@ -18,7 +18,7 @@ from ..tasks.files.columns import TableColumns
 from ..tasks.files.sheet import Options, Problems, Sheet, quote_names
 from ..tasks.files.words import canonical_word
 from ..tasks.frames import Given, TypedColumn, is_missing, read_times
-from ..tasks.scaling import inputs_of
+from ..tasks.scaling import own_inputs_of
 from .answers import decide, probabilities
 
 PATH = "argument row"  # in messages
@@ -34,6 +34,8 @@ class StepState:
     total    the sum of what a mean readout reads, [1, n]; None for other readouts
     values   the last value of each feature that was not missing; None where there was none
     time     of the last row, a number or microseconds since 1970; None without times
+    past     the predicted columns in the last rows, [P, k], in scaled units, as many as the longest
+             lag; None for a network without lags
     """
 
     network: Tensor
@@ -41,6 +43,7 @@ class StepState:
     total: Tensor | None
     values: tuple[Given, ...]
     time: float | None
+    past: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +65,8 @@ def refuse_if_not_stepwise(net: Net, description: Description) -> None:
     if description.sample_shape is not None:
         why = "this network reads samples without time"
     elif description.ahead.get("known"):
-        why = "columns that are known in advance are read with the row before theirs"
-    elif description.ahead.get("lags"):
-        why = "this network reads earlier rows beside each row (--lags)"
+        known = quote_names(description.ahead["known"])
+        why = f"{known}, known in advance, would have to come with the row before theirs"
     elif getattr(getattr(net, "layers", None), "bidirectional", False):
         why = "this network reads sequences in both directions, so it must see the last row first"
     elif getattr(net, "summary", None) not in (None, "mean"):
@@ -103,17 +105,41 @@ def step(
         )
     now = None if time is None else read_time(time, d)
     sheet = sheet_of_rows(values, now, state, d)
-    u = torch.from_numpy(inputs_of(sheet, d, "")[-1:])[:, None]  # [1, 1, inputs]
+    own = own_inputs_of(sheet, d, "")[-1:]
+    of_lags, past = read_lags(own, None if state is None else state.past, d)
+    u = torch.from_numpy(np.concatenate([own, of_lags], 1))[:, None]  # [1, 1, inputs]
     known = values
     if before is not None:
         known = [old if new is None else new for new, old in zip(values, before, strict=True)]
     with torch.no_grad():
         a, after = advance(net, u, state)
-    after = replace(after, values=tuple(known), time=now)
+    after = replace(after, values=tuple(known), time=now, past=past)
     outputs = a.double().cpu().numpy().reshape(1, -1)
     shares = probabilities(outputs)[0] if d.labels else None
     answer = decide(outputs, d)[0]
     return StepAnswer(answer.item() if np.ndim(answer) == 0 else answer, shares), after
+
+
+def read_lags(
+    own: np.ndarray, past: np.ndarray | None, description: Description
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return (the inputs of a row that are earlier rows, [1, lags k]; the past of the next row).
+
+    They are those of `tasks.scaling.lagged`: before the first row it stands for those before it.
+
+    Args:
+        own: The inputs that are made of the row itself, [1, own inputs].
+        past: As in `StepState`; None before the first row.
+        description: Says which columns are predicted, and the lags.
+    """
+    lags = description.ahead.get("lags", [])
+    if not lags:
+        return own[:, :0], None
+    places = [description.numeric.index(name) for name in description.ahead["predicted"]]
+    row = own[:, places]
+    values = row if past is None else np.concatenate([past, row])
+    earlier = np.maximum(len(values) - 1 - np.array(lags), 0)
+    return values[earlier].reshape(1, -1), values[-lags[-1] :]
 
 
 def advance(net: Net, u: Tensor, state: StepState | None) -> tuple[Tensor, StepState]:

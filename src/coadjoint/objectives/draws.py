@@ -29,6 +29,7 @@ class Place(NamedTuple):
 
     step: int = 0  # the training step
     sample: int = 0  # the number of the first sample, where samples are evaluated one by one
+    samples: tuple[int, ...] | None = None  # of all samples, where they do not follow each other
 
 
 OUTSIDE = Place()  # of any training
@@ -36,15 +37,23 @@ PRESENT: ContextVar[Place] = ContextVar("coadjoint_draws", default=OUTSIDE)
 
 
 @contextlib.contextmanager
-def drawing(step: int | None = None, sample: int | None = None) -> Iterator[None]:
-    """Inside a `with` block, draw what belongs to this training step and this first sample.
+def drawing(
+    step: int | None = None, sample: int | None = None, samples: tuple[int, ...] | None = None
+) -> Iterator[None]:
+    """Inside a `with` block, draw what belongs to this training step and these samples.
 
+    sample   the number of the first one; the others follow it
+    samples  the numbers of all of them
     None keeps the present one.
     """
     place = PRESENT.get()
-    step = place.step if step is None else step
-    sample = place.sample if sample is None else sample
-    token = PRESENT.set(Place(step, sample))
+    if step is not None:
+        place = place._replace(step=step)
+    if sample is not None:
+        place = place._replace(sample=sample, samples=None)
+    if samples is not None:
+        place = place._replace(samples=samples)
+    token = PRESENT.set(place)
     try:
         yield
     finally:
@@ -67,7 +76,7 @@ def random_signs(seed: int, states: int, B: int, n: int, like: Tensor) -> Tensor
     place = PRESENT.get()
     device = like.device
     start = mix_number(mix_number(seed) + place.step)
-    sample = torch.arange(place.sample, place.sample + B, device=device)[None, :, None]
+    sample = sample_numbers(place, B).to(device)[None, :, None]
     state = torch.arange(1, states + 1, device=device)[:, None, None]
     words = -(-n // BITS)
     word = torch.arange(words, device=device)[None, None]
@@ -76,6 +85,14 @@ def random_signs(seed: int, states: int, B: int, n: int, like: Tensor) -> Tensor
     bits = (hashed[..., None] >> bit) & 1
     chosen = bits.flatten(-2)[..., :n]
     return chosen.to(like.dtype) * 2 - 1
+
+
+def sample_numbers(place: Place, B: int) -> Tensor:
+    """The numbers of the present B samples, [B]."""
+    if place.samples is None:
+        return torch.arange(place.sample, place.sample + B)
+    assert len(place.samples) == B
+    return torch.tensor(place.samples)
 
 
 def mix(z: Tensor) -> Tensor:

@@ -131,6 +131,11 @@ def _squared(y_hat: Tensor, y: Tensor) -> Tensor:
     return (y_hat - _same_shape("squared", y_hat, y)).square().sum(-1)
 
 
+def _half_squared(y_hat: Tensor, y: Tensor) -> Tensor:
+    """Half the sum over outputs of (y_hat - y)^2, [entries]."""
+    return 0.5 * (y_hat - _same_shape("half-squared", y_hat, y)).square().sum(-1)
+
+
 def _absolute(y_hat: Tensor, y: Tensor) -> Tensor:
     """Sum over outputs of |y_hat - y|, [entries]."""
     return (y_hat - _same_shape("absolute", y_hat, y)).abs().sum(-1)
@@ -271,6 +276,14 @@ squared = Loss(
     lambda y_hat, y: 2 * (y_hat - match_output(y, y_hat)),
     lambda y_hat, y, change: 2 * change,
 )
+# Caterini (2017), (3.6) and (5.5): the slope is y_hat - y itself
+half_squared = Loss(
+    "half-squared",
+    _half_squared,
+    (),
+    lambda y_hat, y: y_hat - match_output(y, y_hat),
+    lambda y_hat, y, change: change.clone(),
+)
 absolute = Loss("absolute", _absolute)
 cross_entropy = Loss(
     "cross-entropy",
@@ -345,6 +358,7 @@ def pinball(quantiles: Sequence[float]) -> Loss:
 
 LOSSES: dict[str, Loss] = {
     "squared": squared,  # sum over outputs of (y_hat - y)^2
+    "half-squared": half_squared,  # half of it
     "absolute": absolute,  # sum over outputs of |y_hat - y|; slope 0 at 0
     "huber": huber(),
     # -log softmax(a)_y; output softmax, or identity with a as logits

@@ -8,8 +8,8 @@ costates that are exactly zero (count them with `costates.zeros()`).
 
 Derivatives where something is exactly zero: squares of norms have their true derivatives, first and
 second. A norm that is not squared has a kink there (`variance`, `end-points`, `share-variance`,
-`norm-stabiliser` beside a state that is not zero), and so has |lam_i| (`variance-l1`): the first
-and second derivatives are taken as 0. What is left out has none.
+||J_t' lam_t|| in `omega-norms`, `norm-stabiliser` beside a state that is not zero), and so has
+|lam_i| (`variance-l1`): the first and second derivatives are taken as 0. What is left out has none.
 
 Any callable that takes Costates and returns [B] values is a penalty; those here can also be added
 and multiplied by numbers.
@@ -210,12 +210,29 @@ def omega(lam: BaseCostates) -> Tensor:
     exact gradient: through the states, the costates and every parameter.  The regulariser of
     Pascanu et al. (2013), eq. 10; zero costates are left out.
     """
-    # J_t' m_t of the mantissas m_t: the powers of two of lam_t cancel in the ratio.
-    pulled = lam.pull_mantissas()
-    is_nonzero = lam.nonzero[1:]
-    # ||m_t||; 1 instead of 0, as it is divided by
-    size = torch.where(is_nonzero, lam.size[1:], 1)
+    pulled, size, is_nonzero = _pulled_costates(lam)
     return masked_mean(_omega_terms(pulled, norm(pulled), size), is_nonzero)
+
+
+@register("omega-norms")
+def omega_norms(lam: BaseCostates) -> Tensor:
+    """sum over t = 1..T of (||J_t' lam_t|| / ||lam_t|| - 1)^2, J_t = dx_t/dx_{t-1}, with its exact
+    gradient: the regulariser of `omega` as printed, without squares inside and without a mean.
+    Pascanu et al. (2013), eq. 9; Galvan (2016), eq. 2.18; zero costates are left out.
+    """
+    pulled, size, is_nonzero = _pulled_costates(lam)
+    off_one = norm(pulled) / size - 1
+    return torch.where(is_nonzero, off_one, 0).square().sum(0)
+
+
+def _pulled_costates(lam: BaseCostates) -> tuple[Tensor, Tensor, Tensor]:
+    """J_t' m_t of the mantissas m_t of lam_t, their norms ||m_t||, and where they are not zero.
+
+    The powers of two of lam_t cancel in ||J_t' lam_t|| / ||lam_t||. A norm of 0 is given as 1,
+    since it is divided by.
+    """
+    is_nonzero = lam.nonzero[1:]
+    return lam.pull_mantissas(), torch.where(is_nonzero, lam.size[1:], 1), is_nonzero
 
 
 def _omega_terms(pulled: Tensor, pulled_size: Tensor, size: Tensor) -> Tensor:
@@ -263,6 +280,9 @@ def omega_published(lam: BaseCostates) -> Tensor:
     terms = _omega_terms(pulled, norm(pulled), size)
     value = torch.where(counts, terms, 0).sum() / counts.sum().clamp(min=1)
     return value.expand(B)
+
+
+PENALTIES["omega-published"] = omega_published = replace(omega_published, mixes_samples=True)
 
 
 @remembers_origin
@@ -346,7 +366,13 @@ def of_output(G: PenaltyLike = "variance") -> Penalty:
         return functools.reduce(torch.add, values) / outputs
 
     name = f"{inner.name} of the output"
-    return Penalty(name, value, of_output.__doc__, reads_run_only=inner.reads_run_only)
+    return Penalty(
+        name,
+        value,
+        of_output.__doc__,
+        reads_run_only=inner.reads_run_only,
+        mixes_samples=inner.mixes_samples,
+    )
 
 
 PENALTIES["output-variance"] = of_output("variance")

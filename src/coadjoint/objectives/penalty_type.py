@@ -29,6 +29,7 @@ class Penalty(Portable):
     reads_run_only  whether it reads costates and their run by the names that these have (norms,
            states, pull, push), but neither weights nor torch's graph beside them; a gradient that
            does without that graph is faster
+    mixes_samples  whether the value of a sample depends on the other samples of its batch
     with_slope  its value together with its slope by log ||lam_i||, Costates -> ([B], [L + 1, B]),
            if it depends on nothing else; for costates of which none is zero
 
@@ -50,6 +51,7 @@ class Penalty(Portable):
     joint: bool = False
     draws: bool = False
     reads_run_only: bool = False
+    mixes_samples: bool = False
     with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
@@ -74,7 +76,12 @@ class Penalty(Portable):
     def _like_this(self, name: str, value: Callable[..., Tensor]) -> Penalty:
         """A joint penalty that draws and reads what this one does."""
         return Penalty(
-            name, value, joint=True, draws=self.draws, reads_run_only=self.reads_run_only
+            name,
+            value,
+            joint=True,
+            draws=self.draws,
+            reads_run_only=self.reads_run_only,
+            mixes_samples=self.mixes_samples,
         )
 
     @property
@@ -146,6 +153,7 @@ class Penalty(Portable):
             joint=True,
             draws=self.draws or right.draws,
             reads_run_only=self.reads_run_only and right.reads_run_only,
+            mixes_samples=self.mixes_samples or right.mixes_samples,
         )
 
     __radd__ = __add__

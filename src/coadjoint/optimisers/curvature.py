@@ -49,6 +49,7 @@ FEW = 16  # outputs up to which their Hessian is kept, a block for each row
 TINY = 1e-20  # float32 numbers are not divided by anything smaller
 CONVEX_LOSSES = {  # loss: the output functions with which it is convex in a
     "squared": ("identity",),
+    "half-squared": ("identity",),
     "absolute": ("identity",),
     "huber": ("identity",),
     "cross-entropy": ("softmax", "identity"),

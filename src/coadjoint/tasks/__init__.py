@@ -13,7 +13,9 @@ Example: sequences of 100 to 109 steps, and the loss of the best constant.
 This package imports `objectives` and the packages before it. A task never sees a network.
 
 task           Task: batches by (step, size, seed), held-out sets, scores; Collection: a finite set
-synthetic      sequences whose answer depends on steps long past
+generated      sequences without end, drawn anew for each batch
+marked         the mean, product or difference of two marked entries of a long sequence
+synthetic      symbols long past, to be recalled
 transduction   answers that are sequences with their own length
 denoising      samples restored from noisy copies, for autoencoders
 digits, music  small sets of handwritten digits and of piano rolls
@@ -38,6 +40,12 @@ description    what a network must know about the data it was trained on
 overview       what was read from files, to be shown before training
 new_data       reading new sequences for a trained network
 prediction     new sequences for a trained network
+chunks         tables in chunks of rows
+preparing      tables that do not fit into memory, as arrays on disk
+prepared       such a set of arrays, as a file that was read
+array_files, stored_rows, stored_sets    arrays that grow, and are read, on disk; their sequences
+blocks, row_blocks, running_moments, step_range, uneven    many rows, some at a time
+sets           the sets of all splits
 asked          the rows of a file that a prediction is asked for
 files/         readers of your own files, at once or as a stream
 """
@@ -53,17 +61,10 @@ from ..errors import InputError, choose
 from .data import Data
 from .denoising import Denoising, denoise
 from .digits import DigitImages, Digits, FlatDigits, NoisyDigits
+from .generated import Generated
+from .marked import XOR, Addition, Multiplication
 from .music import Music
-from .synthetic import (
-    XOR,
-    Addition,
-    Copy,
-    Generated,
-    Memorisation,
-    Multiplication,
-    Permutation,
-    TemporalOrder,
-)
+from .synthetic import Copy, Memorisation, Permutation, TemporalOrder
 from .task import Collection, Goal, Samples, Sequences, Task, rng
 from .transduction import Reversal, Sorting, Transduction
 

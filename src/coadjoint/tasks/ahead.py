@@ -133,12 +133,11 @@ def lag_list(lags: int | str | Sequence[int] | None) -> tuple[int, ...] | None:
     if isinstance(lags, str):
         check_choice("lags", lags, ("auto",))
         return None
-    given: list[int] = list(lags) if isinstance(lags, Sequence) else [lags or 0]
-    if given == [0]:
+    given = lags if isinstance(lags, Sequence) else (lags or 0,)
+    if tuple(given) == (0,):
         return ()
-    for lag in given:
-        whole_number("--lags", lag, most=MOST_LAG)
-    return tuple(sorted(set(given)))
+    checked = {whole_number("--lags", lag, most=MOST_LAG) for lag in given}
+    return tuple(sorted(checked))
 
 
 class AheadOptions(NamedTuple):

@@ -1,13 +1,14 @@
 """Baselines for your own data: what is reached without a network, on the same splits.
 
-majority    classes: the largest class of the training set, for every entry
-mean        numbers: the mean of the training set
-last value  the next step is like this one
-linear      ridge regression, or for classes the better of a ridge classifier and logistic
-            regression, on the flattened sequence (or a summary of it, if it is long), on the
-            sample, or with a target at every step on that step and those before it. Its strength
-            is the one with the best metric on the validation set (of equal ones, with the best
-            loss); without a validation set, on every fifth training entry
+majority        classes: the largest class of the training set, for every entry
+mean            numbers: the mean of the training set
+last value      the next step is like this one
+seasonal naive  the next step is like the one a season before it, if there is a season
+linear          ridge regression, or for classes the better of a ridge classifier and logistic
+                regression, on the flattened sequence (or a summary of it, if it is long), on the
+                sample, or with a target at every step on that step and those before it. Its
+                strength is the one with the best metric on the validation set (of equal ones, with
+                the best loss); without a validation set, on every fifth training entry
 
 An entry is a sequence or sample, or a time step if every one has a target. Time and memory are
 bounded: of very many entries some are used to fit, very many inputs are projected at random.
@@ -15,8 +16,9 @@ bounded: of very many entries some are used to fit, very many inputs are project
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,9 +26,12 @@ import torch
 
 from .ahead import ahead_of
 from .linear import LinearModel, logistic_path, ridge_path
+from .season import MOST_SHORT_ROWS, season_of_values
+from .stored_sets import is_stored
 from .task import Samples, Sequences, rng
 
 if TYPE_CHECKING:
+    from .description import Description
     from .judging import JudgedCollection
 
 MOST_INPUTS = 1000  # of a linear model, if there are as many entries
@@ -173,6 +178,9 @@ def choose_inputs(task: JudgedCollection, entries: int) -> Inputs:
     longest = int(train.steps().max())
     if task.readout == "every":
         lags = max(0, min(LAGS, longest - 1, limit // C - 1))
+        if task.description.ahead.get("lags") and longest <= MOST_SHORT_ROWS:
+            # Held-out parts have few rows with 20 before them, and all have their lags as inputs.
+            lags = 0
         width = (lags + 1) * C
         return Inputs("lags", lags, width, limit if width > limit else None)
     if longest * C <= limit:
@@ -185,10 +193,14 @@ def find_baselines(task: JudgedCollection) -> list[Baseline]:
     """Return the baselines of a task, with their metrics on its held-out sets."""
     if not task.splits:
         return []
+    task, looked_at = in_memory(task)
     baselines = [constant_baseline(task)]
     kind = task.description.kind
     if kind == "next":
         baselines.insert(0, last_value(task))
+        season = season_of_training(task)
+        if season > 1:
+            baselines.insert(0, seasonal_naive(task, season))
     # An autoencoder must not copy its inputs, which a linear model would do.
     if kind != "reconstruct" or task.noise:
         try:
@@ -196,7 +208,31 @@ def find_baselines(task: JudgedCollection) -> list[Baseline]:
         except (MemoryError, np.linalg.LinAlgError) as error:
             why = "out of memory" if isinstance(error, MemoryError) else str(error)
             baselines.insert(0, Baseline("linear", f"left out: {why}", {}))
-    return baselines
+    return [replace(one, about=one.about + looked_at) for one in baselines]
+
+
+def in_memory(task: JudgedCollection) -> tuple[JudgedCollection, str]:
+    """Return the task with sequences that are on disk in memory, and a note on it.
+
+    Of very many, some are taken, evenly spread over each set: MOST_NUMBERS inputs at most.
+    """
+    sets = {"train": task.whole_training, **{split: task.sets[split] for split in task.splits}}
+    if not any(is_stored(data) for data in sets.values()):
+        return task, ""
+    notes = []
+    for name, data in sets.items():
+        if not is_stored(data):
+            continue
+        mean_steps = float(data.steps().mean())
+        most = max(1, int(MOST_NUMBERS / (mean_steps * (task.inputs + task.outputs))))
+        chosen = thin(len(data), most)
+        if len(chosen) < len(data):
+            notes.append(f"{len(chosen):,} of {len(data):,} {name} sequences")
+        sets[name] = data.pick(chosen)
+    loaded = copy.copy(task)
+    loaded.sets = sets
+    loaded.uncut = None
+    return loaded, f" (by {', '.join(notes)})" if notes else ""
 
 
 def judge(task: JudgedCollection, a: np.ndarray, y: np.ndarray) -> dict[str, float]:
@@ -243,6 +279,63 @@ def last_value(task: JudgedCollection) -> Baseline:
         now = Inputs("lags", 0, 0).rows(data, entries)
         metrics[split] = judge(task, ahead.spread(now[:, columns]), y)
     return Baseline("last value", "the step before", metrics)
+
+
+def season_of_training(task: JudgedCollection) -> int:
+    """Return the rows of a season; 1 without one.
+
+    It is that of the lags s - 1 and s, if they are inputs, else of a single training series by its
+    autocorrelation. Of several series, or windows, many lack the steps of a season before.
+    """
+    d = task.description
+    lags = d.ahead.get("lags", [])
+    if len(lags) > 2 and lags[-1] - lags[-2] == 1:
+        return int(lags[-1])
+    train = task.whole_training
+    if not isinstance(train, Sequences) or len(train.u) > 1:
+        return 1
+    column = d.numeric.index(ahead_of(d).predicted[0])
+    return season_of_values(np.asarray(train.u[0][:, column], dtype=np.float64))
+
+
+def seasonal_naive(task: JudgedCollection, season: int) -> Baseline:
+    """Return the baseline that predicts the step a season before the one to be predicted.
+
+    Where a sequence has no such step, it predicts the step it has just read.
+    """
+    d = task.description
+    ahead = ahead_of(d)
+    columns = [d.numeric.index(name) for name in ahead.predicted]
+    metrics = {}
+    for split in task.splits:
+        data = task.sets[split]
+        assert isinstance(data, Sequences)
+        entries, y = entries_of(data, every=True)
+        steps = []
+        for h in range(1, ahead.horizon + 1):
+            back = -h % season  # the rows from the step a season before to the present one
+            values = earlier_values(data, entries, d, columns, back)
+            steps.append(np.repeat(values, ahead.copies, 1))
+        metrics[split] = judge(task, np.concatenate(steps, 1), y)
+    about = f"the step {season} steps before it, or the last value where there is none"
+    return Baseline("seasonal naive", about, metrics)
+
+
+def earlier_values(
+    data: Sequences, entries: np.ndarray, description: Description, columns: list[int], back: int
+) -> np.ndarray:
+    """Return columns [n, k] of the steps `back` before entries, or of the entries themselves.
+
+    If that is a lag, it is an input of the entry, also where the sequence begins later.
+    """
+    lags = description.ahead.get("lags", [])
+    step = np.where(entries[:, 1] >= back, entries[:, 1] - back, entries[:, 1])
+    if back in lags:
+        first = description.width - description.lagged_width + lags.index(back) * len(columns)
+        columns = list(range(first, first + len(columns)))
+        step = entries[:, 1]
+    rows = Inputs("lags", 0, 0).rows(data, np.stack([entries[:, 0], step], 1))
+    return rows[:, columns]
 
 
 class Chooser:
@@ -306,7 +399,8 @@ def linear_baseline(task: JudgedCollection) -> Baseline:
         metrics[split] = tally.values()
         if method == "ridge classifier":  # its outputs are no probabilities
             metrics[split].pop("log-loss", None)
-    return Baseline("linear", f"{method} on {inputs.about}", metrics)
+    of_lags = " with its lags" if task.description.ahead.get("lags") else ""
+    return Baseline("linear", f"{method} on {inputs.about}{of_lags}", metrics)
 
 
 def best_model(

@@ -16,6 +16,7 @@ from .files.sheet import quote_names
 from .task import Samples, Sequences
 
 MOST_SHOWN = 10  # classes in a line
+ENTRIES_COUNTED = 1000  # sequences or samples at a time
 ClassWeight = str | Mapping[str, float] | None  # "balanced", "a=2,b=1" or {"a": 2, "b": 1}
 
 
@@ -78,8 +79,12 @@ def parse_weights(text: str) -> dict[str, float]:
 def count_classes(train: Sequences | Samples, classes: int) -> np.ndarray:
     """Return how many entries each class has, [K]; a missing target, -1, does not count."""
     assert train.y is not None
-    numbers = np.concatenate([np.asarray(y).reshape(-1) for y in train.y])
-    return np.bincount(numbers[numbers >= 0].astype(np.int64), minlength=classes)
+    counts = np.zeros(classes, np.int64)
+    for begin in range(0, len(train.y), ENTRIES_COUNTED):
+        some = train.y[begin : begin + ENTRIES_COUNTED]
+        numbers = np.concatenate([np.asarray(y).reshape(-1) for y in some])
+        counts += np.bincount(numbers[numbers >= 0].astype(np.int64), minlength=classes)
+    return counts
 
 
 def weigh_classes(batch: Batch, weights: np.ndarray, every: bool) -> Batch:

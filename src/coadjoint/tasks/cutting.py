@@ -56,6 +56,10 @@ class Part(NamedTuple):
         """The names of the pieces."""
         return [self.cut.name(i) for i in self.chosen]
 
+    def target(self, i: int, at: str) -> np.ndarray:
+        """Return the target of piece i of the part: see `targets`."""
+        return target_of(self.cut, self.chosen[i], at)
+
     def targets(self, at: str) -> list[np.ndarray]:
         """Return the target of each piece, NaN where missing: [k] at "last", [T, k] at "every"."""
         return [target_of(self.cut, i, at) for i in self.chosen]
@@ -158,12 +162,13 @@ def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> Pre
     """
     sheet = cut.sheet
     can_mask_steps = missing == "mask" and at == "every"
-    gaps = []
+    gaps: dict[int, int] = {}  # the first step without a target, of pieces that lack one
     lacking = []
     for i in range(len(cut.pieces)):
         gap = np.isnan(target_of(cut, i, at))
-        gaps.append(gap)
         lacking.append(bool(gap.all() if can_mask_steps else gap.any()))
+        if lacking[-1]:
+            gaps[i] = int(np.argwhere(gap)[0][0])
     if not any(lacking):
         return cut
     if missing not in ("drop", "mask"):
@@ -171,7 +176,7 @@ def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> Pre
         for i in np.flatnonzero(lacking).tolist():
             row = cut.pieces[i].stop - 1
             if at == "every":
-                row = cut.pieces[i].start + int(np.argwhere(gaps[i])[0][0])
+                row = cut.pieces[i].start + gaps[i]
             problems.add(
                 f"{sheet.place(row, sheet.targets[0])}: the target of {sheet.unit} "
                 f"'{one_line(cut.name(i))}' is missing. Fill it in, or pass --missing drop|mask.",
@@ -208,9 +213,18 @@ def target_of(cut: PreparedSheet, i: int, at: str) -> np.ndarray:
 
 def hash_inputs(cut: PreparedSheet, i: int) -> bytes:
     """Return a hash of the inputs of piece i, equal for pieces with equal inputs."""
-    _, start, stop = cut.pieces[i]
-    inputs = np.ascontiguousarray(cut.sheet.u[start:stop]).tobytes()
-    return hashlib.blake2b(inputs, digest_size=16).digest()
+    sequence, start, stop = cut.pieces[i]
+    hashes: np.ndarray | None = getattr(cut.sheet, "hashes", None)
+    if hashes is None:
+        inputs = np.ascontiguousarray(cut.sheet.u[start:stop]).tobytes()
+        return hashlib.blake2b(inputs, digest_size=16).digest()
+    # Rows on disk are not read again: windows are told apart by their sequence and their place.
+    of_sequence: bytes = hashes[sequence].astype(np.uint8).tobytes()
+    if stop - start == cut.sheet.lengths[sequence]:
+        return of_sequence
+    begin = start - int(cut.sheet.starts[sequence])
+    window = f"{begin} {stop - start}".encode()
+    return hashlib.blake2b(of_sequence + window, digest_size=16).digest()
 
 
 def refuse_overlap(cuts: dict[str, PreparedSheet]) -> None:

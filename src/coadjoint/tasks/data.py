@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-import numpy as np
-
-from ..errors import InputError
+from ..errors import InputError, whole_number
 from ..objectives.batch import Batch
 from .ahead import AheadOptions, from_json, lag_list, level_list, notes_on_lags
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
 from .cutting import (
-    Part,
     count_copies,
     cut_into_chunks,
     cut_into_pieces,
@@ -33,7 +30,7 @@ from .files.packed import table_stem
 from .files.sheet import Options
 from .frames import Given
 from .judging import JudgedCollection
-from .memory import InMemory, Source, name_of, source_of
+from .memory import InMemory, Source, source_of
 from .new_data import read_new
 from .option_checks import (
     check_choice,
@@ -42,7 +39,7 @@ from .option_checks import (
     check_window,
     refuse_options_of_time,
 )
-from .overview import Overview, make_overview
+from .overview import Overview, make_overview, said_by_counts
 from .prediction import Prediction
 from .preparation import (
     check_target,
@@ -55,15 +52,15 @@ from .preparation import (
     notes_on_single_rows,
     read_all,
 )
+from .prepared import settle_reading
 from .scaling import (
     features_with_gaps,
-    inputs_of,
     measure_scale,
     notes_on_constants,
-    samples_of,
-    sequences_of,
 )
+from .sets import digests_of, make_sets
 from .shares import divide
+from .stored_sets import StoredPieces
 from .task import Index, Samples, Sequences
 
 
@@ -127,7 +124,10 @@ class Data(JudgedCollection):
         if not isinstance(train, Sequences) or train.y is None or self.readout != "every":
             raise InputError("only sequences with a target at every step can be cut.")
         self.uncut = train if self.uncut is None else self.uncut
-        self.sets["train"] = cut_into_chunks(train, chunk)
+        if isinstance(train.u, StoredPieces):
+            self.sets["train"] = train.u.chunked(whole_number("chunk", chunk))
+        else:
+            self.sets["train"] = cut_into_chunks(train, chunk)
         self.size = len(self.sets["train"])
 
     def describe(self) -> JsonDict:
@@ -215,6 +215,9 @@ class Data(JudgedCollection):
         check_choice("irregular", irregular, ("refuse", "allow"))
         check_choice("overlap", overlap, ("refuse", "allow"))
         check_choice("dtype", dtype, ("float32", "float64"))
+        settled_reading = settle_reading(train, kind, missing, irregular, gaps)
+        if settled_reading is not None:
+            kind, missing, irregular, _ = settled_reading
         asked = AheadOptions(
             column_names(target) if kind == "next" else None,
             horizon,
@@ -245,6 +248,9 @@ class Data(JudgedCollection):
             "dates": dates,
             "missing": missing,
         }
+        if settled_reading is not None:
+            reading = {key: settled_reading.reading.get(key) for key in reading}
+            reading["missing"] = missing
         target = None if kind == "next" else column_names(target)
         features = asked.features(column_names(features))
         # To reconstruct, as to predict the next step, no target is read.
@@ -274,6 +280,7 @@ class Data(JudgedCollection):
         if kind == "classify":
             labels = labels_in(first)
             sheets = {name: encode_labels(sheet, labels) for name, sheet in sheets.items()}
+            first = sheets["train"]
         settled = asked.settle(first)
         at = choose_readout(sheets["train"], kind, at)
         check_target(sheets["train"], kind, labels)
@@ -301,10 +308,6 @@ class Data(JudgedCollection):
             scale = from_json(settled).widen(scale, first.features)
         notes += notes_on_constants(scale.constant, first)
         encodings = measure_encodings(parts["train"], standardise, gaps)
-        files = {}
-        for name, path in paths.items():
-            if path is not None:
-                files[name] = {"name": name_of(path), "sha256": sheets[name].sha256}
         description = Description(
             kind=kind,
             at=at,
@@ -321,30 +324,26 @@ class Data(JudgedCollection):
             window=window,
             dtype=dtype,
             reading={**reading, "irregular": irregular},
-            files=files,
+            files=digests_of(paths, sheets),
             ahead=settled,
             **encodings._asdict(),
         )
-        arrange: Callable[[Part, np.ndarray, Description], Sequences | Samples] = sequences_of
         if first.shape is not None:
             description = SampleDescription(**vars(description), shape=list(first.shape))
-            arrange = samples_of
         notes += notes_on_encodings(cuts["train"].sheet, description)
         for cut in cuts.values():
             notes += notes_on_words(cut.sheet, description)
-        inputs = {name: inputs_of(cut.sheet, description) for name, cut in cuts.items()}
-        sets = {}
-        for name, part in parts.items():
-            if part.chosen:
-                # The parts of a single file share its inputs.
-                sets[name] = arrange(part, inputs.get(name, inputs["train"]), description)
+        # What was read is looked at before inputs take its place in memory.
+        overview = make_overview(sheets, cuts, parts, description, ())
+        sets = make_sets(cuts, parts, description)
         if noise:
             sets = {name: noisy_copies(clean, noise, name) for name, clean in sets.items()}
         name = "data" if isinstance(train, InMemory) else table_stem(train)
         notes = list(dict.fromkeys(notes))
         data = cls(sets, description, tuple(notes), name, noise, metrics, class_weight)
         data.shares = division.shares
-        data.overview = make_overview(sheets, cuts, parts, description, data.notes)
+        said = said_by_counts(sheets, cuts)
+        data.overview = replace(overview, notes=[note for note in data.notes if note not in said])
         return data
 
     @classmethod

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import InputError, MissingError
 from ..objectives.batch import Batch
 from .denoising import Denoising
-from .synthetic import is_predicted
+from .generated import is_predicted
 from .task import Collection, Samples, Scores, Sequences, count_right, pairs_of_text, rng
 
 EACH = 30  # images of each digit in "valid", and in "test"

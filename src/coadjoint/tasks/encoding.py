@@ -1,4 +1,4 @@
-"""Words and gaps in time as inputs.
+"""WordList and gaps in time as inputs.
 
 A column of words is one input for each word: 1 where the cell holds the word, less the share of the
 training rows that hold it. So a word that training did not know, like a missing one, is 0 in all of
@@ -18,11 +18,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ConfigError, DataError, one_line
+from .blocks import block_slices
 from .cutting import Part
 from .description import Description, Gap
 from .files.sheet import Sheet, quote_names
 from .files.table import AUTO
 from .files.words import recur_too_rarely
+from .prepared import StoredSheet, renumber_stored
+from .row_blocks import chosen_inputs
 
 MOST_WORDS = 256  # inputs of a column; rarer words share one
 MOST_BYTES = 4 << 30  # of the inputs of a file
@@ -31,7 +34,7 @@ MOST_BYTES = 4 << 30  # of the inputs of a file
 def align_categories(sheets: Mapping[str, Sheet]) -> dict[str, Sheet]:
     """Return the sheets with the same number for the same word in all of them.
 
-    So rows can be compared. Words of the training file come first.
+    So rows can be compared. WordList of the training file come first.
     """
     known: dict[str, dict[str, int]] = {}
     aligned = {}
@@ -39,14 +42,19 @@ def align_categories(sheets: Mapping[str, Sheet]) -> dict[str, Sheet]:
         if not sheet.categories:
             aligned[split] = sheet
             continue
-        u = sheet.u.copy()
+        is_stored = isinstance(sheet, StoredSheet)
+        u = sheet.u if is_stored else sheet.u.copy()
         categories = {}
         for name, words in sheet.categories.items():
             numbers = known.setdefault(name, {})
             new = np.array([numbers.setdefault(word, len(numbers)) for word in words] + [0])
+            categories[name] = tuple(numbers)
+            if isinstance(sheet, StoredSheet):
+                sheet = renumber_stored(sheet, name, new)
+                u = sheet.u
+                continue
             column = sheet.features.index(name)
             u[:, column] = renumber(u[:, column], new)
-            categories[name] = tuple(numbers)
         aligned[split] = replace(sheet, u=u, categories=categories)
     return aligned
 
@@ -68,12 +76,12 @@ class Encodings(NamedTuple):
 
 def measure_encodings(part: Part, standardise: bool, gaps: bool) -> Encodings:
     """Measure words, and with `gaps` the time between rows, in the training pieces."""
-    categories, shares = measure_categories(part.cut.sheet, rows_of(part), standardise)
+    categories, shares = measure_categories(part, standardise)
     return Encodings(categories, shares, measure_gap(part, standardise) if gaps else {})
 
 
 def measure_categories(
-    sheet: Sheet, used: np.ndarray, standardise: bool
+    part: Part, standardise: bool
 ) -> tuple[dict[str, list[str]], dict[str, list[float]]]:
     """Return the words of each categorical feature in training, and their shares of the rows.
 
@@ -82,20 +90,20 @@ def measure_categories(
     hardly a word recurs is refused.
 
     Args:
-        sheet: That of the training file.
-        used: Which of its rows are for training, [N].
+        part: The training pieces.
         standardise: Whether inputs are to have mean 0.
     """
-    categories = {}
-    shares = {}
+    categories: dict[str, list[str]] = {}
+    shares: dict[str, list[float]] = {}
+    sheet = part.cut.sheet
+    all_counts = count_words(part)
     for name, words in sheet.categories.items():
-        codes = sheet.u[used, sheet.features.index(name)]
-        present = codes[~np.isnan(codes)].astype(np.int64)
-        counts = np.bincount(present, minlength=len(words))
-        if recur_too_rarely(int((counts > 0).sum()), len(present)):
+        counts = all_counts[name]
+        total = int(counts.sum())
+        if recur_too_rarely(int((counts > 0).sum()), total):
             raise DataError(
                 f"{sheet.path} column '{one_line(name)}': {int((counts > 0).sum()):,} different "
-                f"words in {len(present):,} training rows recur too rarely to learn from. Leave "
+                f"words in {total:,} training rows recur too rarely to learn from. Leave "
                 "the column out with --features."
             )
         by_count = np.argsort(-counts, kind="stable")
@@ -104,7 +112,7 @@ def measure_categories(
         if has_rest:
             kept = kept[: MOST_WORDS - 1]
         kept.sort(key=lambda k: words[k])
-        fractions = [counts[k] / max(len(present), 1) for k in kept]
+        fractions = [counts[k] / max(total, 1) for k in kept]
         if has_rest:
             fractions.append(1.0 - sum(fractions))
         categories[name] = [words[k] for k in kept]
@@ -112,8 +120,24 @@ def measure_categories(
     return categories, shares
 
 
-def encode_categories(sheet: Sheet, description: Description) -> list[np.ndarray]:
-    """Return the inputs of each categorical feature, [N, its inputs]."""
+def count_words(part: Part) -> dict[str, np.ndarray]:
+    """Return how often each word of each categorical feature is in the rows of a part."""
+    sheet = part.cut.sheet
+    counts = {name: np.zeros(len(words), np.int64) for name, words in sheet.categories.items()}
+    if not counts:
+        return {}
+    for block in chosen_inputs(part).blocks():
+        for name, of_words in counts.items():
+            codes = block[:, sheet.features.index(name)]
+            present = codes[~np.isnan(codes)].astype(np.int64)
+            of_words += np.bincount(present, minlength=len(of_words))
+    return counts
+
+
+def encode_categories(
+    sheet: Sheet, values: np.ndarray, description: Description
+) -> list[np.ndarray]:
+    """Return the inputs of each categorical feature, [n, its inputs], in rows values [n, C]."""
     width = sum(map(len, description.shares.values()))
     need = len(sheet.u) * (width + len(description.features)) * 8
     if width and need > MOST_BYTES:
@@ -129,7 +153,7 @@ def encode_categories(sheet: Sheet, description: Description) -> list[np.ndarray
         rest = len(words) if len(shares) > len(words) else -1
         of_sheet = sheet.categories[name]
         new = np.array([place.get(word, rest) for word in of_sheet] + [-1])
-        codes = renumber(sheet.u[:, sheet.features.index(name)], new)
+        codes = renumber(values[:, sheet.features.index(name)], new)
         rows = np.flatnonzero(~np.isnan(codes) & (codes >= 0))
         is_known = np.zeros(len(codes), bool)
         is_known[rows] = True
@@ -158,8 +182,7 @@ def notes_on_words(sheet: Sheet, description: Description) -> list[str]:
     notes = []
     for name, words in description.categories.items():
         has_rest = len(description.shares[name]) > len(words)
-        column = sheet.u[:, sheet.features.index(name)]
-        present = np.unique(column[~np.isnan(column)]).astype(np.int64)
+        present = sorted(present_words(sheet, sheet.features.index(name)))
         known = set(words)
         unknown = [sheet.categories[name][k] for k in present]
         unknown = [word for word in unknown if word not in known]
@@ -171,6 +194,15 @@ def notes_on_words(sheet: Sheet, description: Description) -> list[str]:
             f"training rows and {treated}: {quote_names(unknown, 3)}"
         )
     return notes
+
+
+def present_words(sheet: Sheet, column: int) -> set[int]:
+    """Return the numbers of the words that a column holds."""
+    present: set[int] = set()
+    for block in block_slices(len(sheet.u), len(sheet.features)):
+        codes = sheet.u[block][:, column]
+        present.update(np.unique(codes[~np.isnan(codes)]).astype(np.int64).tolist())
+    return present
 
 
 def check_encoding_options(

@@ -21,11 +21,12 @@ from ..errors import DataError, one_line
 from .files.columns import TableColumns
 from .files.dates import is_date
 from .files.index import UNNAMED
-from .files.parquet import choose_typed_roles, refuse_unfit_types, used_columns
+from .files.parquet import choose_typed_roles, refuse_unfit_types
 from .files.parsing import EXACT_BELOW, explain_inexact, or_without_column, parse_times
 from .files.sheet import Options, Problems, Sheet
 from .files.source import LoadedFile
 from .files.table import KIND_ADVICE, sheet_from_columns
+from .files.typed import used_columns
 from .files.wide import wide_options
 from .files.words import Survey
 

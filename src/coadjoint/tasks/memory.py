@@ -31,6 +31,7 @@ from .frames import (
     read_times,
     to_array,
 )
+from .prepared import is_prepared, read_prepared
 
 TARGET = "target"  # the name of targets beside a frame that have none of their own
 TIME = "time"  # the name of times beside arrays
@@ -125,7 +126,11 @@ def name_of(source: Source) -> str:
 
 def read_source(source: Source, options: Options) -> Sheet:
     """Read a file, or data in memory."""
-    return source.read(options) if isinstance(source, InMemory) else files.read(source, options)
+    if isinstance(source, InMemory):
+        return source.read(options)
+    if is_prepared(source):
+        return read_prepared(source, options)
+    return files.read(source, options)
 
 
 def is_ragged(values: Given) -> bool:

@@ -20,6 +20,7 @@ from .memory import InMemory, Source, read_source
 from .option_checks import check_choice, refuse_options_of_time
 from .prediction import Prediction
 from .preparation import column_names, encode_labels, fill_for_prediction, match_features
+from .prepared import StoredSheet, in_memory
 from .scaling import inputs_of
 
 
@@ -75,6 +76,8 @@ def read_new(
         sheet, future = split_future(sheet, d, options)
     if has_targets and d.kind == "classify":
         sheet = encode_labels(sheet, d.labels)
+    if isinstance(sheet, StoredSheet):
+        sheet = in_memory(sheet, options.max_bytes)
     filled, kept = fill_for_prediction(sheet, missing, irregular)
     cut = cut_for_prediction(filled, d.at, None if whole else d.window)
     asked = find_asked_rows(sheet, kept, cut, d.at)
@@ -110,8 +113,8 @@ def targets_of(prediction: Prediction) -> np.ndarray:
     """Return the targets of data that were read with them, a row for each row of `collect`.
 
     They are class numbers [K, 1], or numbers [K, k] in the units of the data; NaN where missing.
-    With kind "next" the target of a row is the row after it, which the last row lacks; with kind
-    "reconstruct" it is the sample itself.
+    With kind "next" the targets of a row are the H rows after it, which the last H rows lack; with
+    kind "reconstruct" it is the sample itself. Refused are networks that predict quantiles.
     """
     d = prediction.description
     cut = prediction.cut
@@ -121,15 +124,18 @@ def targets_of(prediction: Prediction) -> np.ndarray:
         return samples_of_rows(sheet.u, d.sample_shape).reshape(len(cut.pieces), -1)
     if d.kind == "next":
         ahead = ahead_of(d)
-        if ahead.width > len(ahead.predicted):
+        if ahead.quantiles:
             raise InputError(
-                "a network that predicts several steps or quantiles is judged by coadjoint "
-                "forecast --rolling K, or model.roll."
+                "a network that predicts quantiles is judged by coadjoint forecast --rolling K, or "
+                "model.roll."
             )
         columns = [sheet.features.index(name) for name in ahead.predicted]
-        after = np.full((len(sheet.u), len(columns)), np.nan)
-        after[:-1] = sheet.u[1:, columns]
-        after[sheet.starts + sheet.lengths - 1] = np.nan
+        after = np.full((len(sheet.u), ahead.width), np.nan)
+        for start, T in zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True):
+            count = T - ahead.horizon
+            if count > 0:
+                values = sheet.u[start : start + T, columns]
+                after[start : start + count] = ahead.targets_of(values)
         return np.concatenate([after[start:stop] for _, start, stop in cut.pieces])
     if sheet.y is None:
         raise DataError(f"{sheet.path} has no targets to compare the predictions with.")

@@ -12,13 +12,15 @@ import numpy as np
 
 from ..errors import one_line
 from .ahead import ahead_of
+from .blocks import block_slices
 from .cutting import Part, PreparedSheet
 from .description import Description, JsonDict
 from .files.sheet import Sheet
+from .prepared import StoredSheet, gaps_in
+from .step_range import StepRange
 
 NAMES_SHOWN = 12  # features, targets or classes in a line
 LABEL_WIDTH = 10  # of the first column of the text
-FEWEST_TIMES = 5  # rows, before equal steps are taken for a time or an index
 
 
 @dataclass(frozen=True)
@@ -210,9 +212,6 @@ def make_overview(
     predicted = d.numeric if d.kind in ("next", "reconstruct") else d.targets
     if d.kind == "next":
         predicted = ahead_of(d).output_names
-    said_by_counts: set[str] = set()
-    for name, cut in cuts.items():
-        said_by_counts.update(cut.sheet.notes[len(sheets[name].notes) :])
     unit = first.unit
     if d.window is not None:
         unit = "window"
@@ -229,8 +228,16 @@ def make_overview(
         gaps=overview_of_gaps(sheets, cuts, d),
         splits={name: overview_of_split(part) for name, part in parts.items() if part.chosen},
         hints=hints_on_time(first, d),
-        notes=[note for note in notes if note not in said_by_counts],
+        notes=[note for note in notes if note not in said_by_counts(sheets, cuts)],
     )
+
+
+def said_by_counts(sheets: Mapping[str, Sheet], cuts: Mapping[str, PreparedSheet]) -> set[str]:
+    """Return the notes on gaps, which the counts of an overview say already."""
+    said: set[str] = set()
+    for name, cut in cuts.items():
+        said.update(cut.sheet.notes[len(sheets[name].notes) :])
+    return said
 
 
 def overview_of_file(sheet: Sheet) -> FileOverview:
@@ -249,7 +256,7 @@ def overview_of_gaps(
 ) -> GapOverview:
     """Return how many values were missing, and what was done about them."""
     policy = str(description.reading.get("missing", "refuse"))
-    values = sum(int(np.isnan(sheet.u).sum()) for sheet in sheets.values())
+    values = sum(int(gaps_in(sheet).sum()) for sheet in sheets.values())
     lost = 0
     for name, sheet in sheets.items():
         after = cuts[name].sheet
@@ -277,7 +284,8 @@ def count_classes(parts: Mapping[str, Part], description: Description) -> dict[s
         return {}
     counts = np.zeros(len(description.labels), np.int64)
     for part in parts.values():
-        for target in part.targets(description.at):
+        for i in range(len(part.chosen)):
+            target = part.target(i, description.at)
             known = target[~np.isnan(target)].astype(np.int64)
             counts += np.bincount(known, minlength=len(counts))
     return dict(zip(description.labels, counts.tolist(), strict=True))
@@ -323,23 +331,21 @@ def equal_steps(sheet: Sheet) -> dict[str, float]:
     """
     if sheet.shape is not None and len(sheet.shape) > 1:
         return {}  # images and other arrays
-    has_row_before = np.ones(len(sheet.u), bool)
-    has_row_before[sheet.starts if sheet.shape is None else 0] = False
-    rows = np.flatnonzero(has_row_before)
-    if len(rows) < FEWEST_TIMES - 1:
-        return {}
-    found = {}
-    for j, name in enumerate(sheet.features):
-        if name in sheet.categories:
-            continue
-        column = sheet.u[:, j]
-        steps = column[rows] - column[rows - 1]
-        # A difference of two large numbers is only as exact as they are.
-        rounding = 8 * np.finfo(np.float64).eps * float(np.abs(column).max())
-        near = np.abs(steps - steps[0]) <= 1e-6 * steps[0] + rounding
-        if steps[0] > rounding and bool(near.all()):
-            found[name] = float(steps[0])
-    return found
+    if isinstance(sheet, StoredSheet):
+        assert sheet.about is not None
+        known: dict[str, float] = sheet.about["equal_steps"]
+        return {name: known[name] for name in sheet.features if name in known}
+    steps = StepRange(len(sheet.features))
+    starts = sheet.starts if sheet.shape is None else np.zeros(1, np.int64)
+    for block in block_slices(len(sheet.u), len(sheet.features)):
+        of_block = starts[
+            np.searchsorted(starts, block.start) : np.searchsorted(starts, block.stop)
+        ]
+        steps.add(sheet.u[block], of_block - block.start)
+    found = steps.equal()
+    names = [name for name in sheet.features if name not in sheet.categories]
+    places = {name: sheet.features.index(name) for name in names}
+    return {name: found[j] for name, j in places.items() if j in found}
 
 
 def quote(text: str) -> str:

@@ -12,8 +12,11 @@ import numpy as np
 from ..errors import ConfigError, DataError, one_line
 from .description import ColumnNames, Description
 from .files.sheet import Options, Problems, Sheet, quote_names
+from .files.texts import WordCollector, WordList
 from .memory import Source, read_source
+from .prepared import StoredSheet, encode_stored_labels, stored_labels
 
+ROWS_COMPARED = 1 << 14  # at a time
 REAL_LABEL = re.compile(
     r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?|[+-]?(nan|inf)", re.ASCII
 )
@@ -127,15 +130,21 @@ def kind_of(sheet: Sheet) -> str:
 
 def labels_in(sheet: Sheet) -> list[str]:
     """Return the classes in the target column of a sheet."""
-    return labels_of(label_words(sheet), f"{sheet.path} column '{one_line(sheet.targets[0])}'")
+    where = f"{sheet.path} column '{one_line(sheet.targets[0])}'"
+    if isinstance(sheet, StoredSheet):
+        return labels_of(stored_labels(sheet), where)
+    return labels_of(label_words(sheet).present, where)
 
 
-def label_words(sheet: Sheet) -> list[str]:
+def label_words(sheet: Sheet) -> WordList:
     """Return the labels of a sheet, with 1.0 as 1: a data frame writes it so beside a gap."""
-    assert sheet.y is not None
-    words: list[str] = sheet.y.tolist()
-    plain = {word: WHOLE_REAL_LABEL.sub(r"\1", word) for word in set(words)}
-    return [plain[word] for word in words]
+    words = sheet.y
+    if not isinstance(words, WordList):
+        collector = WordCollector()
+        collector.add(words.tolist())
+        words = collector.collected()
+    plain = {word: WHOLE_REAL_LABEL.sub(r"\1", word) for word in words.different}
+    return words.renamed(plain)
 
 
 def labels_of(words: Iterable[str], where: str) -> list[str]:
@@ -172,15 +181,16 @@ def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
     labels: the classes, in the order of their numbers. y is then [N, 1], or [n, 1] with a label for
     each sequence. A label that does not occur in the training file is refused.
     """
+    if isinstance(sheet, StoredSheet):
+        return encode_stored_labels(sheet, labels)
     number = {word: float(k) for k, word in enumerate(labels)} | {"": math.nan}
     words = label_words(sheet)
-    first_row: dict[str, int] = {}
-    for row, word in enumerate(words):
-        first_row.setdefault(word, row)
     problems = Problems(sheet.path)
-    for word, i in first_row.items():
-        if word in number:
+    for k, word in enumerate(words.different):
+        is_used = word not in number and bool((words.numbers == k).any())
+        if not is_used:
             continue
+        i = int(np.argmax(words.numbers == k))
         # Entry i belongs to row i, or to sequence i, which is named by its first row.
         row = i if sheet.y_per == "step" else int(sheet.starts[i])
         problems.add(
@@ -189,7 +199,8 @@ def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
             "unseen",
         )
     problems.raise_if_any()
-    return replace(sheet, y=np.array([number[word] for word in words])[:, None])
+    codes = np.array([number.get(word, math.nan) for word in words.different])
+    return replace(sheet, y=codes[words.numbers][:, None])
 
 
 def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
@@ -210,11 +221,7 @@ def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
         return "last"
     if at:
         return at
-    assert sheet.y is not None
-    # The least and largest target of each sequence; NaN if all are missing.
-    low = np.fmin.reduceat(sheet.y, sheet.starts)
-    high = np.fmax.reduceat(sheet.y, sheet.starts)
-    is_constant_within = bool((np.isnan(low) | (low == high)).all())
+    is_constant_within = is_target_constant_within(sheet)
     if is_constant_within and len(sheet.lengths) > 1:
         return "last"
     why = "the target changes within sequences"
@@ -233,6 +240,17 @@ def choose_readout(sheet: Sheet, kind: str, at: str | None) -> str:
     )
 
 
+def is_target_constant_within(sheet: Sheet) -> bool:
+    """Tell whether no sequence has two different targets."""
+    if isinstance(sheet, StoredSheet):
+        assert sheet.about is not None
+        return not sheet.about["target_changes"]
+    # The least and largest target of each sequence; NaN if all are missing.
+    low = np.fmin.reduceat(sheet.y, sheet.starts)
+    high = np.fmax.reduceat(sheet.y, sheet.starts)
+    return bool((np.isnan(low) | (low == high)).all())
+
+
 def notes_on_single_rows(sheet: Sheet) -> list[str]:
     """Return a note on sequences of one row each, which may be meant as samples."""
     if sheet.shape is not None or len(sheet.lengths) < 2 or sheet.lengths.max() > 1:
@@ -245,25 +263,39 @@ def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:
 
     labels: the classes that the numbers in the target stand for; none in a regression.
     """
-    if kind in ("next", "reconstruct"):
-        return
+    if kind in ("next", "reconstruct") or isinstance(sheet, StoredSheet):
+        return  # of a prepared set it was refused when it was written
     y = sheet.y
     assert y is not None
+    values = None
     if labels and are_whole_numbers(labels):
         # Labels that are numbers are compared with the inputs by value, not by class number.
         values = np.append([float(word) for word in labels], np.nan)
-        y = values[np.nan_to_num(y, nan=len(labels)).astype(int)]
     for k, name in enumerate(sheet.targets):
         if np.isnan(y[:, k]).all():
             raise DataError(f"{sheet.path} column '{one_line(name)}': every target is missing.")
         if sheet.y_per != "step":
             continue
         for j, feature in enumerate(sheet.features):
-            if np.array_equal(y[:, k], sheet.u[:, j], equal_nan=True):
+            if are_equal_columns(y[:, k], sheet.u[:, j], values):
                 raise DataError(
                     f"{sheet.path}: target '{one_line(name)}' equals input '{one_line(feature)}' "
                     "in every row. Leave the input out with --features."
                 )
+
+
+def are_equal_columns(y: np.ndarray, u: np.ndarray, values: np.ndarray | None) -> bool:
+    """Tell whether targets y [N] equal inputs u [N]; missing values are equal, too.
+
+    values: those of the class numbers in y, NaN at the end; None if y holds values itself.
+    """
+    for begin in range(0, len(u), ROWS_COMPARED):
+        block = y[begin : begin + ROWS_COMPARED]
+        if values is not None:
+            block = values[np.nan_to_num(block, nan=len(values) - 1).astype(int)]
+        if not np.array_equal(block, u[begin : begin + ROWS_COMPARED], equal_nan=True):
+            return False
+    return True
 
 
 def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) -> Sheet:
@@ -271,8 +303,14 @@ def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) ->
 
     Samples without time are dropped whole, and cannot be filled from a row before.
 
-    Irregular time steps are refused if `irregular` is "refuse".
+    Irregular time steps are refused if `irregular` is "refuse". Gaps of a prepared set were dealt
+    with when it was written.
     """
+    if isinstance(sheet, StoredSheet):
+        assert sheet.about is not None
+        if irregular == "refuse" and sheet.about["uneven"]:
+            raise DataError(sheet.about["uneven"])
+        return sheet
     if missing == "drop" and sheet.shape is not None:
         sheet = drop_samples(sheet)
     elif missing == "drop":

@@ -10,42 +10,25 @@ import numpy as np
 
 from ..errors import DataError, one_line
 from .ahead import ahead_of
+from .blocks import block_slices
 from .cutting import Part, Piece, PreparedSheet
 from .description import Description
 from .encoding import encode_categories, encode_gap
+from .files.room import give_back, map_under
 from .files.samples import samples_of_rows
 from .files.sheet import Sheet, quote_names
+from .prepared import gaps_in
+from .row_blocks import Moments, chosen_inputs, chosen_targets
 from .task import Origin, Samples, Sequences
 
 OTHER_SCALES = ", leave --standardise on, or train in float64"
-
-
-def is_constant(values: np.ndarray) -> np.ndarray:
-    """Tell for each column whether all its values that are not missing (NaN) are equal."""
-    equal: np.ndarray = np.fmin.reduce(values) == np.fmax.reduce(values)
-    return equal
-
-
-def scale_of(values: np.ndarray, standardise: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of each column, missing values aside.
-
-    The deviation of a constant column is 1. Without `standardise` they are 0 and 1.
-    """
-    if not standardise:
-        return np.zeros(values.shape[1]), np.ones(values.shape[1])
-    # Values are divided by the largest, whose square may overflow.
-    size = np.nan_to_num(np.fmax.reduce(np.abs(values)), nan=1.0)
-    size = np.where(size == 0, 1.0, size)
-    mean = np.nanmean(values / size, 0) * size
-    std = np.nanstd(values / size, 0) * size
-    return mean, np.where(is_constant(values) | (std == 0), 1.0, std)
 
 
 def features_with_gaps(first: Sheet, cuts: dict[str, PreparedSheet]) -> list[str]:
     """Return the features that miss a value in any file; first: the sheet of the training file."""
     has_gap = np.zeros(len(first.features), bool)
     for cut in cuts.values():
-        has_gap |= np.isnan(cut.sheet.u).any(0)
+        has_gap |= gaps_in(cut.sheet) > 0
     return names_where(first.features, has_gap)
 
 
@@ -71,21 +54,17 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
     features without any value, a constant target, and constant features alone if the next step is
     to be predicted.
     """
-    is_used = np.zeros(len(part.cut.sheet.u), bool)
-    for _, start, stop in part.pieces:
-        is_used[start:stop] = True
-    u = part.cut.sheet.u[is_used]
+    moments = Moments(chosen_inputs(part), standardise)
     of_words = np.isin(first.features, list(first.categories))
-    absent = names_where(first.features, np.isnan(u).all(0))
+    absent = names_where(first.features, moments.count == 0)
     if absent:
         raise DataError(
             f"{first.path}: in the training {first.unit}s every value of {quote_names(absent)} is "
             "missing. Leave the column out with --features."
         )
-    mean, std = scale_of(u, standardise)
-    mean = np.where(of_words, 0.0, mean)  # the numbers of words are not scaled
-    std = np.where(of_words, 1.0, std)
-    constant = names_where(first.features, is_constant(u))
+    mean = np.where(of_words, 0.0, moments.mean)  # the numbers of words are not scaled
+    std = np.where(of_words, 1.0, moments.std)
+    constant = names_where(first.features, moments.is_constant)
     if kind == "classify":
         return Scale(mean.tolist(), std.tolist(), [], [], constant)
     if kind in ("next", "reconstruct"):
@@ -97,14 +76,15 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
         t_mean = mean[~of_words]  # words are inputs only
         t_std = std[~of_words]
         return Scale(mean.tolist(), std.tolist(), t_mean.tolist(), t_std.tolist(), constant)
-    y = np.vstack(part.targets(at))
-    if is_constant(y).any():
-        name = first.targets[int(np.flatnonzero(is_constant(y))[0])]
+    of_targets = Moments(chosen_targets(part, at), standardise)
+    if of_targets.is_constant.any():
+        name = first.targets[int(np.flatnonzero(of_targets.is_constant)[0])]
         raise DataError(
             f"{first.path} column '{one_line(name)}': the target is constant in the training "
             f"{first.unit}s, so there is nothing to learn."
         )
-    t_mean, t_std = scale_of(y, standardise)
+    t_mean = of_targets.mean
+    t_std = of_targets.std
     return Scale(mean.tolist(), std.tolist(), t_mean.tolist(), t_std.tolist(), constant)
 
 
@@ -113,6 +93,7 @@ def inputs_of(
     description: Description,
     otherwise: str = OTHER_SCALES,
     future: Sequence[np.ndarray] = (),
+    overwrite: bool = False,
 ) -> np.ndarray:
     """Return the inputs of all rows, [N, inputs].
 
@@ -125,27 +106,62 @@ def inputs_of(
         description: How they are scaled.
         otherwise: Ends the advice on values that are too large.
         future: As in `lead_known`.
+        overwrite: Whether inputs may take the place of sheet.u, which is not needed any more.
     """
-    own = own_inputs_of(sheet, description, otherwise)
+    own = own_inputs_of(sheet, description, otherwise, overwrite)
     led = lead_known(own, sheet, description, future)
+    if not description.lagged_width:
+        return led
     return np.concatenate([led, lagged(own, sheet, description)], 1)
 
 
-def own_inputs_of(sheet: Sheet, description: Description, otherwise: str) -> np.ndarray:
+def own_inputs_of(
+    sheet: Sheet, description: Description, otherwise: str, overwrite: bool = False
+) -> np.ndarray:
     """Return the inputs of all rows that are made of one row each, as in `inputs_of`."""
-    gaps = np.isnan(sheet.u)
+    gap_inputs = encode_gap(sheet, description)
+    shape = (len(sheet.u), description.own_width)
+    room = map_under(sheet.u) if overwrite else None
+    size = shape[0] * shape[1] * np.dtype(description.dtype).itemsize
+    if room is not None and size <= sheet.u.nbytes:
+        inputs = np.frombuffer(room, description.dtype, shape[0] * shape[1]).reshape(shape)
+    else:
+        room = None
+        inputs = np.empty(shape, description.dtype)
+    # Row by row the inputs take no more room than the numbers they are made of, so those of a
+    # block never overwrite the numbers of a later one.
+    for block in block_slices(shape[0], max(shape[1], len(sheet.features))):
+        inputs[block] = inputs_of_block(sheet, block, description, gap_inputs, otherwise)
+    if room is not None:
+        give_back(room, size)
+    return inputs
+
+
+def inputs_of_block(
+    sheet: Sheet,
+    block: slice,
+    description: Description,
+    gap_inputs: list[np.ndarray],
+    otherwise: str,
+) -> np.ndarray:
+    """Return the inputs of some rows that are made of one row each, [n, own inputs].
+
+    gap_inputs: those of all rows for gaps in time, if there are any.
+    """
+    values = sheet.u[block]
+    gaps = np.isnan(values)
     for j in np.flatnonzero(gaps.any(0)):
         if sheet.features[j] not in description.masked:
-            row = int(np.flatnonzero(gaps[:, j])[0])
+            row = block.start + int(np.flatnonzero(gaps[:, j])[0])
             raise DataError(
                 f"{sheet.place(row, sheet.features[j])}: the value is missing. No value of "
                 "this feature was missing in training, so the network has no input that marks "
                 "it. Fill it in, or pass --missing drop."
             )
-    scaled = (sheet.u - np.array(description.mean)) / np.array(description.std)
+    scaled = (values - np.array(description.mean)) / np.array(description.std)
 
     def place(row: int, j: int) -> str:
-        return sheet.place(row, sheet.features[j])
+        return sheet.place(block.start + row, sheet.features[j])
 
     u = cast(scaled, description.dtype, place, otherwise)
     masked_columns = [sheet.features.index(name) for name in description.masked]
@@ -153,8 +169,8 @@ def own_inputs_of(sheet: Sheet, description: Description, otherwise: str) -> np.
     numbers = np.where(gaps, 0, u)
     if description.categories:
         numbers = numbers[:, [sheet.features.index(name) for name in description.numeric]]
-    of_words = encode_categories(sheet, description)
-    of_gaps = encode_gap(sheet, description)
+    of_words = encode_categories(sheet, values, description)
+    of_gaps = [inputs[block] for inputs in gap_inputs]
     return np.concatenate([numbers, is_missing, *of_words, *of_gaps], 1)
 
 
@@ -244,15 +260,8 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
         description: How the data are scaled.
     """
     if description.kind == "next":
-        # The numbers alone, which come first. A missing value, 0 as an input, is NaN as a target,
-        # which then has no weight in the loss.
-        sheet = part.cut.sheet
         ahead = ahead_of(description)
-        columns = [sheet.features.index(name) for name in ahead.predicted]
-        places = [description.numeric.index(name) for name in ahead.predicted]
-        missing = np.isnan(sheet.u[:, columns])
-        next_u = np.where(missing, np.nan, u[:, places])
-        next_u = next_u.astype(description.dtype)
+        next_u = predicted_columns(u, description)
         before = []
         after = []
         for _, start, stop in part.pieces:
@@ -265,6 +274,23 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
         targets = real_targets(part, description)
     inputs = [u[start:stop] for _, start, stop in part.pieces]
     return Sequences(inputs, targets, part.names, origins_of(part, description))
+
+
+def predicted_columns(u: np.ndarray, description: Description) -> np.ndarray:
+    """Return the columns of inputs u [N, inputs] that kind "next" predicts, NaN where missing.
+
+    A missing value, 0 as an input, is NaN as a target, which then has no weight in the loss.
+    """
+    numbers = description.numeric  # they come first, then the marks of missing values
+    predicted = ahead_of(description).predicted
+    if list(predicted) == numbers and not description.masked:
+        return u[:, : len(numbers)]
+    columns = u[:, [numbers.index(name) for name in predicted]]
+    for k, name in enumerate(predicted):
+        if name in description.masked:
+            mark = len(numbers) + description.masked.index(name)
+            columns[u[:, mark] != 0, k] = np.nan
+    return columns
 
 
 def origins_of(part: Part, description: Description) -> list[Origin]:

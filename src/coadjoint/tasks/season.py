@@ -17,10 +17,10 @@ SEASONS_IN_MONTHS = {1: 12, 3: 4}
 FEWEST_SEASONS = 2  # that a series must have
 CLEAR = 0.3  # least autocorrelation at the season
 MOST_SEASON = 400
-# Series whose earlier rows are inputs by default: see docs/own-data.md.
+# Series whose earlier rows are inputs by default: see docs/forecasting.md.
 FEWEST_ROWS = 40
 MOST_COLUMNS = 3
-MOST_SHORT_ROWS = 1000  # of a series that needs no season for it
+MOST_SHORT_ROWS = 320  # of a series that needs no season for it
 TRAINED_SHARE = 0.8  # of the rows, by which the season is guessed
 SEASONS_TO_LEARN = 3  # in these rows
 

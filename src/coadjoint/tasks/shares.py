@@ -147,7 +147,7 @@ def split_off(
 
 def classes_of(part: Part) -> set[float]:
     """Return the class numbers of a part."""
-    return {float(target[0]) for target in part.targets("last")}
+    return {float(part.target(i, "last")[0]) for i in range(len(part.chosen))}
 
 
 def split_in_time(cut: PreparedSheet, shares: Shares) -> Parts | None:

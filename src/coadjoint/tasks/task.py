@@ -227,12 +227,13 @@ class Sequences:
 
     def steps(self) -> np.ndarray:
         """Return the time steps of each sequence, [N]."""
-        return np.array(list(map(len, self.u)))
+        lengths = getattr(self.u, "lengths", None)  # of sequences on disk: none of them is read
+        return np.array(list(map(len, self.u))) if lengths is None else lengths
 
     def pick(self, index: Index) -> Sequences:
         """Return the sequences with these numbers, in their order."""
-        u = [self.u[i] for i in index]
-        y = None if self.y is None else [self.y[i] for i in index]
+        u = [self.u[int(i)] for i in index]
+        y = None if self.y is None else [self.y[int(i)] for i in index]
         ids = None if self.ids is None else [self.ids[i] for i in index]
         origins = None if self.origins is None else [self.origins[i] for i in index]
         return Sequences(u, y, ids, origins)

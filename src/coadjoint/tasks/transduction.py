@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from ..errors import whole_number
 from ..objectives.batch import Batch
-from .synthetic import Generated, one_hot
+from .generated import Generated, one_hot
 from .task import Goal, Scores, count_right, pairs_of_text
 
 PADDING = -1

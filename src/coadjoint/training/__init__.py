@@ -39,6 +39,8 @@ tensor_header      the headers of files of tensors
 optional_pydantic  pydantic, or stand-ins if it is not installed
 restore            checks before a run is restored, and loading of weights
 signals            stopping a run by signals
+distributed        a run on many processes: rank 0 decides, the others follow
+launched           whether torchrun has started this process
 predict            load_model, predict: models of finished runs, predictions for new sequences
 prediction_files   predictions as CSV, Parquet, Arrow or JSON
 network_section    the network's settings, flags and keys in model files

@@ -10,6 +10,7 @@ from ..gradients.penalised import Penalised
 from ..networks.interface import Net
 from ..networks.stack import Stack
 from ..tasks.baselines import Baseline
+from ..tasks.judging import JudgedCollection
 from ..tasks.task import Task
 from .json_types import Row
 
@@ -20,7 +21,9 @@ BASELINES = {
     "majority": "the largest class",
     "mean": "the mean",
     "last value": "the last value",
+    "seasonal naive": "the seasonal naive forecast",
 }
+ROLLING = "`coadjoint forecast RUN FILE --rolling 24` compares forecasts of several steps."
 
 
 def is_gated(net: Net) -> bool:
@@ -121,15 +124,41 @@ def advise_on_baseline(
     is_perfect = value == (0.0 if lower else 1.0)
     if is_better or is_perfect:
         return compare_on_test(task, baselines, metrics, metric)
+    name = BASELINES.get(baseline.name, baseline.name)
+    remedies = list_words(remedies_for(net, task, method))
+    line = f"The network does not beat {name} on {split}. What may help: {remedies}."
+    return f"{line} {ROLLING}" if is_forecast(task) else line
+
+
+def is_forecast(task: Task) -> bool:
+    """Tell whether a task is to predict the next steps of the user's own series."""
+    return isinstance(task, JudgedCollection) and task.description.kind == "next"
+
+
+def remedies_for(net: Net, task: Task, method: Method) -> list[str]:
+    """What may help a network that does not beat a baseline."""
     remedies = ["more --epochs", "another --lr"]
+    if isinstance(task, JudgedCollection) and task.description.kind == "next":
+        remedies = remedies_for_forecasts(task)
     if net.sample_axis == 1 and not is_gated(net):
         remedies.append("--cell gru or lstm")
-    if not isinstance(method, Penalised):
+    if not isinstance(method, Penalised) and not is_forecast(task):
         penalty = "isometry" if net.sample_axis == 0 else "log-ratio"
         remedies.append(f"--penalty {penalty}")
-    remedies.append("a search for settings (coadjoint tune)")
-    name = BASELINES.get(baseline.name, baseline.name)
-    return f"The network does not beat {name} on {split}. What may help: {list_words(remedies)}."
+    return [*remedies, "a search for settings (coadjoint tune)"]
+
+
+def remedies_for_forecasts(task: JudgedCollection) -> list[str]:
+    """What may help a network that is to predict next steps, by what has been tried already."""
+    ahead = task.description.ahead
+    if ahead.get("lags"):
+        # Longer training made forecasts of short series worse: see docs/forecasting.md.
+        remedies = ["another --seed", "other --lags"]
+    else:
+        remedies = ["more --epochs", "another --lr", "--lags (1 and one season back)"]
+    if ahead.get("horizon", 1) == 1:
+        remedies.append("--horizon for several steps at once")
+    return remedies
 
 
 def compare_on_test(

@@ -20,13 +20,15 @@ from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
 from ..tasks.ahead import ahead_of
 from ..tasks.data import Data
-from ..tasks.task import Collection, Origin, Sequences, Task
+from ..tasks.stored_sets import is_stored
+from ..tasks.task import LARGEST_BATCH, Collection, Origin, Sequences, Task
 from . import files
 from .held_out_schema import MOST_CLASSES, MOST_OUTPUTS, MOST_TEXT
 from .json_rows import dumps
 from .json_types import JsonObject
 from .looks import AT_ONCE, Looks
 
+MOST_TARGETS = 1_000_000  # outputs of a split on disk that are looked at
 MOST_VALUES = 20_000  # targets of a split that are kept, as numbers
 MOST_SEQUENCES = 500  # of a split that are kept, if each has a target at every step
 MOST_PAIRS = 20_000  # different pairs of a class and a wrong answer that are counted
@@ -143,10 +145,27 @@ def collect_answers(
     if looks.segments is not None and looks.samples is not None:
         n = min(n, looks.samples)
     with torch.no_grad(), evaluation_mode(net):
-        for index in task.held_out_indices(split, n):
+        for index in indices_to_draw(task, split, n):
             batch = net.move_batch(task.held_out_batch(split, index))
             a = looks.run(net, batch, task.loss).a.detach().cpu().double()
             yield from split_batch(task, names, index, a, batch)
+
+
+def indices_to_draw(task: Collection, split: str, n: int) -> Iterator[np.ndarray]:
+    """The numbers of the sequences in each batch; of very many on disk, some, evenly spread."""
+    data = task.sets[split]
+    most = len(data)
+    if is_stored(data):
+        steps = float(data.steps().mean()) if task.readout == "every" else 1.0
+        most = max(1, int(MOST_TARGETS / (steps * task.outputs)))
+    if most >= len(data):
+        yield from task.held_out_indices(split, n)
+        return
+    chosen = np.linspace(0, len(data) - 1, most).astype(int)
+    longest = int(data.steps()[chosen].max())
+    size = max(1, min(n, LARGEST_BATCH // longest))
+    for begin in range(0, len(chosen), size):
+        yield chosen[begin : begin + size]
 
 
 def split_batch(

@@ -18,6 +18,7 @@ from ..optimisers.recipes import Optimiser
 from ..tasks.task import Task
 from .curriculum import Easiest
 from .display import Display
+from .distributed import SharedTraining, carry_out_together, joined, shards_for
 from .json_types import JsonObject, Row
 from .plan import TrainingPlan
 from .progress import Result
@@ -63,6 +64,8 @@ def train(
     loggers: Sequence[Callable[[Row], None]] = (),
     description: JsonObject | None = None,
     command: str | None = None,
+    distributed: bool = False,
+    shards: int | None = None,
 ) -> Result:
     """Train a network on a task.
 
@@ -113,6 +116,11 @@ def train(
         loggers: functions called with each row of metrics.
         description: what the model file says about itself.
         command: the command line, for environment.json.
+        distributed: train with all processes that torchrun has started; every one of them calls
+            this function with the same arguments. Rank 0 writes, shows and decides.
+        shards: into how many parts each batch is cut, whatever the number of processes, which must
+            not be greater: the bits of a run are the same on any number of them. By default as many
+            as there are processes. Give it when you resume a run on another number of processes.
 
     Returns:
         The Result, whose network has the best weights if a validation set chose them.
@@ -121,37 +129,47 @@ def train(
         NumericalError: something was not finite, with nonfinite="stop".
         Interrupted: a signal stopped the run; it was saved if there is a folder.
     """
-    plan = TrainingPlan(
-        gradient=gradient,
-        optimiser=optimiser,
-        steps=steps,
-        batch=batch,
-        accumulate=accumulate,
-        clip=clip,
-        clip_value=clip_value,
-        clip_mean=clip_mean,
-        weight_noise=weight_noise,
-        easiest=easiest,
-        gradients=gradients,
-        seconds=seconds,
-        seed=seed,
-        every=every,
-        tests=tests,
-        confirm=confirm,
-        probes=probes,
-        patience=patience,
-        select=select,
-        stop_on_success=stop_on_success,
-        nonfinite=nonfinite,
-        folder=folder,
-        checkpoint=checkpoint,
-        keep=keep,
-        display=display,
-        loggers=loggers,
-        description=description,
-        command=command,
-    )
-    return carry_out(Training(net, task, plan), resume, fallback)
+    with joined(distributed) as group:
+        if group.size > 1:
+            shards = shards_for(group, shards, gradient)
+        if group.rank > 0:  # rank 0 alone writes and shows
+            folder = None
+            display = False
+            loggers = ()
+        plan = TrainingPlan(
+            gradient=gradient,
+            optimiser=optimiser,
+            steps=steps,
+            batch=batch,
+            accumulate=accumulate,
+            clip=clip,
+            clip_value=clip_value,
+            clip_mean=clip_mean,
+            weight_noise=weight_noise,
+            easiest=easiest,
+            gradients=gradients,
+            seconds=seconds,
+            seed=seed,
+            every=every,
+            tests=tests,
+            confirm=confirm,
+            probes=probes,
+            patience=patience,
+            select=select,
+            stop_on_success=stop_on_success,
+            nonfinite=nonfinite,
+            folder=folder,
+            checkpoint=checkpoint,
+            keep=keep,
+            display=display,
+            loggers=loggers,
+            description=description,
+            command=command,
+            shards=shards,
+        )
+        if group.size > 1:
+            return carry_out_together(SharedTraining(net, task, plan, group), resume, fallback)
+        return carry_out(Training(net, task, plan), resume, fallback)
 
 
 def carry_out(run: Training, resume: bool, fallback: bool) -> Result:

@@ -27,7 +27,7 @@ VALIDATIONS = 40  # in a run
 PATIENCE = 20  # validations: half a run, as the step size of a cosine falls late
 LARGEST_BATCH = 128
 MOST_STEPS_PER_EPOCH = 150  # beyond which the batch is doubled
-MOST_SHORT_ROWS = 800  # of a short series, in its training part
+MOST_SHORT_ROWS = 256  # of a short series, in its training part
 FEW_SEQUENCES = 32  # training sequences; fewer are cut into chunks where they are long
 GATED = ("gru", "lstm")
 # The keys of [network] beside which the defaults were tried; with another one they stay away.

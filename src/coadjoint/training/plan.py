@@ -22,7 +22,9 @@ from ..errors import (
 )
 from ..gradients.bptt import BPTT
 from ..gradients.method import Method
+from ..gradients.processes import process_count
 from ..gradients.rtrl import RTRL
+from ..gradients.shared import Shared
 from ..gradients.truncated import Truncated
 from ..objectives.losses import LossLike
 from ..optimisers.hessian_free import HessianFree
@@ -73,6 +75,11 @@ class Plan:
         check_kind("description", self.description, (dict, type(None)), "a dict")
         check_kind("command", self.command, (str, type(None)), "a string")
 
+    @property
+    def sharing(self) -> JsonObject:
+        """The numbers of processes and shards, if the run is shared at all."""
+        return {}
+
     def _set(self, name: str, value: object) -> None:
         """Change a setting, which a frozen dataclass allows only like this."""
         object.__setattr__(self, name, value)
@@ -118,7 +125,8 @@ class TrainingPlan(Plan):
     nonfinite: str = "stop"
     checkpoint: int = 1000
     loggers: Sequence[Callable[[Row], None]] = ()
-    method: Method = field(init=False)  # `gradient`, or its default
+    shards: int | None = None
+    method: Method = field(init=False)  # `gradient`, or its default; shared if there are shards
     recipe: Optimiser = field(init=False)  # `optimiser`, or its default
 
     def __post_init__(self) -> None:
@@ -142,9 +150,43 @@ class TrainingPlan(Plan):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise KindError(f"{name} must be like {example}; got {value!r}.")
-        self._set("method", self.gradient or BPTT())
+        method = self.gradient or BPTT()
+        if self.shards is not None:
+            self._set("shards", whole_number("shards", self.shards))
+        if self.shards is not None and (self.shards > 1 or isinstance(method, Shared)):
+            method = Shared(method, self.shards)  # refuses one that is shared already
+        self._set("method", method)
         self._set("recipe", recipe_of(self.optimiser or adam(1e-3)))
         self._check_recipe()
+        if isinstance(method, Shared):
+            self._check_sharing()
+
+    @property
+    def shard_count(self) -> int | None:
+        """The number of shards, 1 if nothing is shared; None if it is that of the processes."""
+        return self.method.shards if isinstance(self.method, Shared) else 1
+
+    @property
+    def sharing(self) -> JsonObject:
+        """The numbers of processes and shards, if the run is shared at all."""
+        if not isinstance(self.method, Shared):
+            return {}
+        processes = process_count()
+        return {"processes": processes, "shards": self.method.shards or processes}
+
+    def _check_sharing(self) -> None:
+        """Refuse what needs the samples of a step in one process."""
+        recipe = self.recipe
+        if recipe.name in WITHOUT_STEP_SIZE:
+            raise InputError(
+                f"optimiser '{recipe.name}' needs all samples of a step in one process, so it "
+                "takes no shards: train with one process, or use another optimiser."
+            )
+        if recipe.direction != "steepest":
+            raise InputError(
+                f"direction '{recipe.direction}' needs the costates of all samples in one process, "
+                "so it takes no shards: train with one process, or use direction 'steepest'."
+            )
 
     @property
     def looks(self) -> Looks:

@@ -387,6 +387,7 @@ class RunFolder:
         assert self.path is not None
         device = str(run.net.like.device)
         environment = describe_environment(run.plan.seed, device, run.plan.command)
+        environment |= run.plan.sharing
         replace(self.path / "environment.json", dumps(environment, indent=1))
 
     def write_data_overview(self, run: Run) -> None:

@@ -240,6 +240,7 @@ class TrainingState(RunState):
     status: Literal["success", "finished", "early-stopped"]
     method: dict[Literal["step", "rho", "decay", "samples"], Finite] = {}
     seed: int
+    shards: Count | None = None  # of a run on many processes
     reason: str | None
 
 

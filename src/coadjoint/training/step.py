@@ -15,6 +15,7 @@ from ..errors import NumericalError
 from ..gradients.evaluation import Evaluation, Gradient
 from ..gradients.method import trained_parameters
 from ..gradients.penalised import Penalised
+from ..gradients.shared import unshared
 from ..networks.interface import Net
 from ..objectives.batch import Batch
 from ..optimisers.directions import DIRECTIONS, norm
@@ -165,7 +166,8 @@ class StepEvaluator:
         with self._same_random_numbers(), noise:
             values = [self.method.value(self.net, b, self.task.loss) for b in self.batches]
         sizes = [len(batch.sizes) for batch in self.batches]
-        sweeps = 2 if isinstance(self.method, Penalised) else 1  # a penalty needs the costates too
+        is_penalised = isinstance(unshared(self.method), Penalised)
+        sweeps = 2 if is_penalised else 1  # a penalty needs the costates too
         self.count_work(sum(sizes) * sweeps / 2)
         return sum(n * value for n, value in zip(sizes, values, strict=True)) / sum(sizes)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import NumericalError
 from ..gradients import restoring
+from ..gradients.shared import Shared
 from ..networks.interface import Net
 from ..optimisers.directions import distance
 from ..optimisers.recipes import WITHOUT_STEP_SIZE
@@ -255,6 +256,8 @@ class Training:
             **self.folder.common_state(self.plan),
             "reason": reason,
         }
+        if isinstance(self.plan.method, Shared):
+            state["shards"] = self.plan.shard_count
         return Checkpoint(step, dict(self.net.state_dict()), tensors, state)
 
     def check(self, saved: Checkpoint) -> None:
@@ -276,6 +279,11 @@ class Training:
         has_stepped = saved.step > skipped  # only then has an optimiser all its tensors
         fault = self.stepper.complaint(self.net, optimiser_state(saved), has_stepped)
         refuse_if_faulty(fault, "its optimiser: ")
+        shards = state.get("shards", 1)
+        if shards != self.plan.shard_count:
+            refuse_if_faulty(
+                f"it was trained with shards={shards}; got shards={self.plan.shard_count}"
+            )
         expected = self.plan.method.state
         if set(state.get("method", {})) != set(expected):
             names = ", ".join(sorted(expected)) or "nothing"
@@ -399,6 +407,7 @@ class Training:
             "parameters": sum(p.numel() for p in self.net.parameters()),
             "examples": [],
         }
+        result |= self.plan.sharing
         layers = name_layers(self.net)
         if layers:
             result["layers"] = layers

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..errors import InputError, NumericalError
+from ..gradients.shared import unshared
 from ..networks.interface import Net
 from ..tasks.task import Task
 from . import validation
@@ -74,7 +75,7 @@ class Watch:
 
     def advise(self, probe: Row) -> None:
         """Say it if the initial weights can hardly learn; probe: their row."""
-        line = advise_on_decay(probe, self.net, self.plan.method)
+        line = advise_on_decay(probe, self.net, unshared(self.plan.method))
         if line is not None:
             self.say(line)
 

@@ -25,6 +25,7 @@ from ...tasks.task import Samples, Sequences
 from .units import read_outputs
 
 SIZES = ((3, 5), (2, 12))  # samples and steps of each comparison
+MOST_LAGGED = 200  # steps more, so that a comparison has rows with all their lags
 SHARE_MISSING = 0.2
 
 # x [B, ...] float64 and lengths [B] -> the outputs of an exported network, float64
@@ -59,8 +60,10 @@ class Drawn:
 def compare(net: Net, data: Description | None, answer: Answer) -> list[ExportCheck]:
     """Compare an exported network with the network itself, at two sizes."""
     checks = []
+    lags = [] if data is None else data.ahead.get("lags", [])
+    longer = min(max(lags, default=0), MOST_LAGGED)
     for samples, length in SIZES:
-        steps = 0 if isinstance(net, Chain) else length
+        steps = 0 if isinstance(net, Chain) else length + longer
         generator = np.random.default_rng(samples)
         drawn = draw(net, data, samples, steps, generator)
         found = answer(drawn.x, drawn.lengths)

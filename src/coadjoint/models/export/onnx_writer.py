@@ -233,12 +233,23 @@ class OnnxWriter(Writer):
         """The length of an axis, [1]."""
         return self.node("Shape", [y], "size", "int64", start=axis, end=axis + 1)
 
-    def write_steps(self, values: Sequence[Value], name: str, dtype: str) -> Value:
-        """The numbers 0, 1, ..., T - 1 of the steps of u [T, B, .]."""
-        count = self.node("Squeeze", [self.size(values[0], 0)], "count", "int64")
+    def places(self, y: Value, axis: int, name: str) -> Value:
+        """The numbers 0, 1, ... of the places along an axis."""
+        count = self.node("Squeeze", [self.size(y, axis)], "count", "int64")
         zero = self.store(np.array(0, dtype=np.int64), "zero")
         one = self.store(np.array(1, dtype=np.int64), "one")
         return self.node("Range", [zero, count, one], name, "int64")
+
+    def write_steps(self, values: Sequence[Value], name: str, dtype: str) -> Value:
+        """The numbers 0, 1, ..., T - 1 of the steps of u [T, B, .]."""
+        return self.places(values[0], 0, name)
+
+    def write_earlier(self, values: Sequence[Value], name: str, dtype: str, lag: int) -> Value:
+        """At each step of u [B, T, .] the one `lag` steps before, or the first."""
+        t = self.places(values[0], 1, "t")
+        before = self.node("Sub", [t, self.integers(lag)], "before", "int64")
+        chosen = self.node("Max", [before, self.integers(0)], "chosen", "int64")
+        return self.node("Gather", [values[0], chosen], name, dtype, axis=1)
 
     def write_over_samples(self, values: Sequence[Value], name: str, dtype: str) -> Value:
         """Rows [T, n] for each sample of u [T, B, .]: [T, B, n]."""

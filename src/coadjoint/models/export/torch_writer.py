@@ -34,6 +34,7 @@ SPELLING = {
     "part": "{0}[..., {start}:{stop}]",
     "columns": "{0}[..., {chosen}]",
     "rows": "{0}[{1}]",
+    "earlier": "torch.cat([{0}[:, :1].expand(-1, {lag}, -1), {0}], 1)[:, :-{lag}]",
     "clip": "{0}.clamp({low}, {high})",
     "at_most": "{0}.clamp(max={value})",
     "mod": "{0} % {value}",

@@ -60,21 +60,14 @@ def target_names(d: Description) -> list[str]:
 
 
 def write_columns(writer: Writer, d: Description, x: Value) -> Value:
-    """The inputs in float64: numbers, marks of missing values, words, the gap.
+    """The inputs in float64: numbers, marks of missing values, words, the gap, earlier rows.
 
-    Columns that are known in advance, and lags, are refused: a row would have to hold those of
-    other rows.
+    Columns that are known in advance are refused: a row would have to hold those of later rows.
     """
     if d.ahead.get("known"):
         raise Unsupported(
             f"the network reads {quote_names(d.ahead['known'])} ahead of the others, which is not "
             "exported. Train without --known."
-        )
-    if d.ahead.get("lags"):
-        rows = ", ".join(map(str, d.ahead["lags"]))
-        raise Unsupported(
-            f"the network also reads the rows {rows} before each row, which is not exported. Train "
-            "with --lags 0."
         )
     numeric = [d.features.index(name) for name in d.numeric]
     parts: list[Value] = []
@@ -89,7 +82,21 @@ def write_columns(writer: Writer, d: Description, x: Value) -> Value:
         parts.append(write_words(writer, d, name, x, f"words{number}"))
     if d.gap:
         parts.append(write_gap(writer, d, x))
-    return writer.concat(parts, "u")
+    own = writer.concat(parts, "u")
+    return writer.concat([own, *write_lags(writer, d, own)], "u")
+
+
+def write_lags(writer: Writer, d: Description, own: Value) -> list[Value]:
+    """The predicted columns in earlier rows, one part for each lag, as `scaling.lagged` makes them.
+
+    own: the inputs that are made of one row each, [B, T, own inputs]; the numbers come first.
+    """
+    lags = d.ahead.get("lags", [])
+    if not lags:
+        return []
+    places = [d.numeric.index(name) for name in d.ahead["predicted"]]
+    predicted = choose_columns(writer, own, places, "predicted")
+    return [writer.apply("earlier", predicted, lag=lag, name=f"lag{lag}") for lag in lags]
 
 
 def choose_columns(writer: Writer, x: Value, chosen: list[int], name: str) -> Value:

@@ -6,13 +6,17 @@ sheet    Options, Problems, and the Sheet that a file is read into
 dates    dates and times as people write them
 index    the index of a data frame, which is left out
 parsing  cells as numbers and times
+room     memory that is given back as soon as it is not needed
+texts    long lists of texts in little memory
 columns  Roles and TableColumns: the columns of a table
 ordering the rows of a table by sequence and time
 words    columns of words among the features
 wide     tables with one row for each sequence
 table    the roles of columns, and a long table as sequences
 text     .csv .tsv .txt: rows, and a table
+text_times  the time column of a text
 parquet  .parquet .pq: rows, and a table
+typed    typed columns as numbers, words and times
 arrow    .arrow .feather: a table
 numpy_files  arrays in .npy and .npz files, checked before they are read
 arrays   .npy .npz: rows, and arrays of sequences

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,12 +19,15 @@ AXES = "u (n, T, C): sequences first, then steps, then features"
 
 
 NPY = ExpectedArray(
-    "f", (1, 2, 3), "(n, T, C) or (n, T): sequences, steps, features; or (T,): one sequence"
+    "f",
+    (1, 2, 3),
+    "(n, T, C) or (n, T): sequences, steps, features; or (T,): one sequence",
+    doubles=True,
 )
 STREAM = ExpectedArray("f", (1, 2), "numbers [rows, columns]")
 # The arrays of an .npz file.
 MEMBERS = {
-    "u": ExpectedArray("f", (2, 3), f"{AXES}; or u (sum of lengths, C) with lengths"),
+    "u": ExpectedArray("f", (2, 3), f"{AXES}; or u (sum of lengths, C) with lengths", doubles=True),
     "y": ExpectedArray("fU", (1, 2, 3), "(n,), (n, k), (n, T) or (n, T, k)"),
     "lengths": ExpectedArray("i", (1,), "(n,) whole numbers"),
     "ids": ExpectedArray("iU", (1,), "(n,)"),
@@ -34,7 +36,7 @@ MEMBERS = {
 
 def read_npy(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read u (n, T, C), (n, T) or (T,): inputs only, for next-step prediction."""
-    u = read_array(io.BytesIO(source.data), len(source.data), source.path, NPY)
+    u = read_array(source.open(), source.size, source.path, NPY)
     arrays = {"u": u}
     layout = describe_layout("", u.shape)
     if u.ndim == 1:
@@ -162,7 +164,7 @@ def make_sheet(
     rows = u
     if u.ndim == 3:
         keep = np.arange(u.shape[1])[None, :] < lengths[:, None]
-        rows = u[keep]
+        rows = u.reshape(-1, u.shape[2]) if keep.all() else u[keep]
     starts = np.cumsum(lengths) - lengths
     features = tuple(names or (f"u{j}" for j in range(rows.shape[1])))
 
@@ -198,7 +200,7 @@ def make_sheet(
         lengths,
         ids,
         where,
-        np.arange(len(rows)),
+        np.arange(len(rows), dtype=np.int32 if len(rows) < 2**31 else np.int64),
         targets=targets,
         y=y,
         y_per=y_per,

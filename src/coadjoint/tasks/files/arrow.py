@@ -7,17 +7,19 @@ once unpacked is added up before anything is unpacked.
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...errors import DataError, one_line
-from .parquet import ParquetRows, import_pyarrow, read_typed
+from .parquet import ROWS_OF_COLUMN, ParquetRows, import_pyarrow, read_typed
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, refuse_if_too_large
+from .typed import BatchOfRows
 
 if TYPE_CHECKING:
-    Arrow = Any  # pyarrow has no types: its module, its arrays and their types
+    from .typed import Arrow
 
 FILE_MARK = b"ARROW1\0\0"
 STREAM_MARK = b"\xff\xff\xff\xff"
@@ -49,16 +51,22 @@ class ArrowRows(ParquetRows):
         self.path = source.path
         self.pa = import_pyarrow()
         begin = 0
-        if source.data.startswith(FILE_MARK):
+        head = source.head()
+        if head.startswith(FILE_MARK):
             begin = len(FILE_MARK)
-        elif not source.data.startswith(STREAM_MARK):
-            known = detect_format(source.data)
+        elif not head.startswith(STREAM_MARK):
+            known = detect_format(head)
             content = f"holds {known[0]}" if known else "is not Arrow"
             raise DataError(
                 f"{source.path} is named .arrow or .feather but {content}; expected Arrow's IPC "
                 "format."
             )
-        self.messages = self.pa.py_buffer(source.data).slice(begin)
+        self.map: mmap.mmap | None = None
+        mapped: bytes | mmap.mmap = source.contents or b""
+        if source.file is not None:
+            self.map = mmap.mmap(source.file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = self.map
+        self.messages = self.pa.py_buffer(mapped).slice(begin)
         self.file = self  # what reads batches
         try:
             sizes = list(self._measure())
@@ -71,7 +79,7 @@ class ArrowRows(ParquetRows):
         self.count = sum(size.rows for size in sizes)
         self.bytes = sum(size.bytes for size in sizes)
         what = f"{self.count:,} rows, "
-        refuse_if_too_large(self.path, what, self.bytes, len(source.data), max_bytes)
+        refuse_if_too_large(self.path, what, self.bytes, source.size, max_bytes)
         if not self.count:
             raise DataError(f"{self.path} has columns but no rows.")
 
@@ -89,6 +97,7 @@ class ArrowRows(ParquetRows):
             except StopIteration:
                 return
             size = measure_batch(bytes(message.metadata), memoryview(message.body))
+            self._forget_pages()
             if size is not None:
                 yield size
         raise DataError(f"{self.path} has more than {MOST_MESSAGES:,} messages.")
@@ -97,6 +106,26 @@ class ArrowRows(ParquetRows):
         """Whole columns, as arrays of pyarrow."""
         table = self._open([self.names.index(name) for name in names]).read_all()
         return self.checked_columns(table, names)
+
+    def batches(self, names: list[str], size: int) -> Iterator[BatchOfRows]:
+        """Some columns, at most `size` rows at a time."""
+        for batch in self.iter_batches(size, names):
+            for begin in range(0, batch.num_rows, size):
+                yield BatchOfRows(self, batch.slice(begin, size))
+            self._forget_pages()
+
+    def read_column(self, name: str) -> Iterator[Arrow]:
+        """A column in parts, as arrays of pyarrow whose values can be read."""
+        for batch in self.iter_batches(ROWS_OF_COLUMN, [name]):
+            for begin in range(0, batch.num_rows, ROWS_OF_COLUMN):
+                yield batch.column(0).slice(begin, ROWS_OF_COLUMN)
+        self.pa.default_memory_pool().release_unused()
+        self._forget_pages()
+
+    def _forget_pages(self) -> None:
+        """Let the system take back the pages of the file that were read."""
+        if self.map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.map.madvise(mmap.MADV_DONTNEED)
 
     def iter_batches(self, batch_size: int, columns: list[str] | None = None) -> Iterator[Arrow]:
         """Some columns, or all, in batches as they are in the file, whatever batch_size says."""
@@ -111,7 +140,7 @@ class ArrowRows(ParquetRows):
 
 def read_arrow(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read a table of numbers, words (plain or dictionary) and times; other types are refused."""
-    if source.data.startswith(b"FEA1"):
+    if source.head().startswith(b"FEA1"):
         raise DataError(
             f"{one_line(source.path, 4096)} is a Feather file of version 1. Write it again with a "
             "newer pandas, or as Parquet."

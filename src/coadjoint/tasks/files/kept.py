@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -88,7 +87,7 @@ def read_parquet_columns(
     source: LoadedFile, options: Options, names: Sequence[str] | None
 ) -> list[Column]:
     """The columns of a Parquet file, with their types."""
-    file = ParquetRows(source.path, io.BytesIO(source.data))
+    file = ParquetRows(source.path, source.open())
     return read_typed_columns(file, names)
 
 

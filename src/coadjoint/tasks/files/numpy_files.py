@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import warnings
 import zipfile
@@ -14,8 +13,11 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ...errors import DataError, error_text, one_line
+from .room import make_room
 from .sheet import Options
 from .source import LoadedFile, refuse_if_too_large
+
+NUMBERS_PER_BLOCK = 1 << 17  # that are in memory at a time, in the type of the file
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,14 @@ class ExpectedArray:
     kinds     the accepted dtypes: f for numbers, i for whole numbers, U for text
     dims      the accepted numbers of dimensions
     shape     what it should be, in words
+    doubles   whether its numbers are read as doubles, but for whole numbers of 64 bits, which a
+              double may not hold
     """
 
     kinds: str
     dims: tuple[int, ...]
     shape: str
+    doubles: bool = False
 
     def accepts(self, dtype: np.dtype) -> bool:
         """Whether entries of this dtype can be used."""
@@ -144,7 +149,7 @@ def read_archive(
 def open_archive(source: LoadedFile) -> zipfile.ZipFile:
     """The zip archive that an .npz file is."""
     try:
-        return zipfile.ZipFile(io.BytesIO(source.data))
+        return zipfile.ZipFile(source.open())
     except Exception as error:  # zipfile raises all kinds of errors for a damaged file
         content = f"is not a complete zip archive ({error_text(error, 80)})"
         known = source.magic()
@@ -212,11 +217,32 @@ def read_array(file: IO[bytes], size: int, name: str, expected: ExpectedArray) -
     """A whole array, in this machine's byte order; size: the bytes of the file."""
     shape, order, dtype = read_checked_header(file, size, name, expected)
     need = math.prod(shape) * dtype.itemsize
+    is_whole = dtype.kind in "iu" and dtype.itemsize == 8
+    if expected.doubles and order == "C" and dtype.kind in "fiub" and not is_whole:
+        return read_doubles(file, shape, dtype)
     flat = np.frombuffer(file.read(need), dtype=dtype)
     values = flat.reshape(shape, order=order)  # type: ignore[call-overload]
     if dtype.kind == "S":
         return decode_bytes(values, name)
     return np.ascontiguousarray(values, dtype=dtype.newbyteorder("="))
+
+
+def read_doubles(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Numbers as doubles, with a small part of the file in memory."""
+    count = math.prod(shape)
+    values = make_room(count, 1).reshape(-1)
+    for begin in range(0, count, NUMBERS_PER_BLOCK):
+        end = min(begin + NUMBERS_PER_BLOCK, count)
+        values[begin:end] = np.frombuffer(read_exactly(file, (end - begin) * dtype.itemsize), dtype)
+    return values.reshape(shape)
+
+
+def read_exactly(file: IO[bytes], size: int) -> bytes:
+    """The next `size` bytes of a file that has them."""
+    data = file.read(size)
+    if len(data) != size:
+        raise EOFError("the data end too early")
+    return data
 
 
 def decode_bytes(values: np.ndarray, name: str) -> np.ndarray:

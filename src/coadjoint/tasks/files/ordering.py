@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ...errors import one_line
 from .columns import Roles, TableColumns
 from .sheet import Problems
+from .texts import WordList, take_texts
 
 
 def sort_rows(roles: Roles, columns: TableColumns, codes: np.ndarray) -> str:
@@ -18,28 +19,37 @@ def sort_rows(roles: Roles, columns: TableColumns, codes: np.ndarray) -> str:
     order. Rows of one time stay as they are.
     """
     assert columns.time is not None
+    if are_in_order(columns.time, codes):
+        return ""
     order = np.lexsort((columns.time, codes))
     moved = int((order != np.arange(len(order))).sum())
-    if not moved:
-        return ""
     codes[:] = codes[order]
     columns.time = columns.time[order]
     columns.lines = columns.lines[order]
-    columns.numbers = {name: values[order] for name, values in columns.numbers.items()}
-    places = order.tolist()
+    for values in columns.numbers.values():
+        values[:] = values[order]
     for name, words in columns.words.items():
-        columns.words[name] = [words[i] for i in places]
+        columns.words[name] = take_texts(words, order)
     if columns.stamps is not None:
-        stamps = columns.stamps
-        columns.stamps = [stamps[i] for i in places]
+        columns.stamps = take_texts(columns.stamps, order)
     key = f"time ('{one_line(roles.time)}')"
     if roles.id:
         key = f"id and {key}"
     return f"{moved:,} of {len(order):,} rows were out of order: rows are sorted by {key}"
 
 
-def number_words(words: list[str]) -> np.ndarray:
+def are_in_order(time: np.ndarray, codes: np.ndarray) -> bool:
+    """Whether rows are sorted by the numbers of their ids, and by time within a sequence."""
+    is_later = codes[1:] > codes[:-1]
+    is_same = codes[1:] == codes[:-1]
+    is_same &= time[1:] >= time[:-1]
+    return bool((is_later | is_same).all())
+
+
+def number_words(words: Sequence[str]) -> np.ndarray:
     """The words as numbers, which are compared faster, in order of their first appearance."""
+    if isinstance(words, WordList):
+        return words.numbers.copy()
     numbered: dict[str, int] = {}
     numbers = (numbered.setdefault(word, len(numbered)) for word in words)
     return np.fromiter(numbers, np.int64, len(words))

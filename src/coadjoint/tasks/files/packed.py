@@ -6,12 +6,11 @@ What comes out is counted as it is unpacked: no more than max_bytes of it is eve
 from __future__ import annotations
 
 import gzip
-import io
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ...errors import DataError, MissingError, error_text
 from .source import ALWAYS_ALLOWED, MOST_COMPRESSION, LoadedFile
@@ -48,42 +47,82 @@ def unpack(source: LoadedFile, max_bytes: int) -> LoadedFile:
     if table_suffix(source.path) == suffix:
         return source
     program = PROGRAMS[suffix]
-    if not source.data.startswith(PACKED_SUFFIXES[suffix]):
+    if not source.head().startswith(PACKED_SUFFIXES[suffix]):
         known = source.magic()
         content = f"it holds {known[0]}" if known else "it may be plain text"
         raise DataError(
             f"{source.path} is named {suffix} but is not compressed with {program}: {content}. "
             "Name it for what it holds."
         )
-    try:
-        data = join_bounded(source, unpacked_parts(source.data, suffix), max_bytes)
-    except (DataError, MissingError):
-        raise
-    except Exception as error:  # each library raises its own kinds for a damaged file
-        raise DataError(
-            f"{source.path} is incomplete or damaged ({program}): {error_text(error, 120)}. Write "
-            "it again."
-        ) from None
-    if not data:
-        raise DataError(f"{source.path}: the file is empty once unpacked (0 bytes).")
-    return replace(source, data=data)
+
+    def parts() -> Iterator[bytes]:
+        """Unpack the file from its beginning."""
+        is_empty = True
+        try:
+            for part in bounded_parts(source, unpacked_parts(source, suffix), max_bytes):
+                is_empty = False
+                yield part
+        except (DataError, MissingError):
+            raise
+        except Exception as error:  # each library raises its own kinds for a damaged file
+            raise DataError(
+                f"{source.path} is incomplete or damaged ({program}): {error_text(error, 120)}. "
+                "Write it again."
+            ) from None
+        if is_empty:
+            raise DataError(f"{source.path}: the file is empty once unpacked (0 bytes).")
+
+    return replace(source, unpacked=parts)
 
 
-def unpacked_parts(data: bytes, suffix: str) -> Iterator[bytes]:
+def unpacked_parts(source: LoadedFile, suffix: str) -> Iterator[bytes]:
     """What was compressed, in parts of a limited size."""
     file: Any
     if suffix == ".gz":
-        file = gzip.GzipFile(fileobj=io.BytesIO(data))
+        file = gzip.GzipFile(fileobj=source.open())
         return iter(lambda: file.read(BYTES_PER_PART), b"")
     try:
         import pyarrow  # type: ignore[import-untyped]
     except ImportError:
-        return parts_by_zstandard(data)
-    file = pyarrow.CompressedInputStream(pyarrow.BufferReader(data), "zstd")
+        return parts_by_zstandard(source.open())
+    # The stream would close the file at its end, and it may be read again.
+    file = pyarrow.CompressedInputStream(pyarrow.PythonFile(Kept(source.open()), "r"), "zstd")
     return iter(lambda: file.read(BYTES_PER_PART), b"")
 
 
-def parts_by_zstandard(data: bytes) -> Iterator[bytes]:
+class Kept:
+    """A file that stays open when it is told to close."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes of the file."""
+        return self.file.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a place in the file."""
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the place in the file."""
+        return self.file.tell()
+
+    def readable(self) -> bool:
+        """Tell that the file can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Tell that places in the file can be gone to."""
+        return True
+
+    def close(self) -> None:
+        """Leave the file open."""
+
+
+def parts_by_zstandard(file: IO[bytes]) -> Iterator[bytes]:
     """What zstandard compressed, by the package zstandard."""
     try:
         import zstandard  # type: ignore[import-not-found, unused-ignore]
@@ -92,8 +131,7 @@ def parts_by_zstandard(data: bytes) -> Iterator[bytes]:
             "reading .zst files needs pyarrow: pip install 'coadjoint[data]'."
         ) from None
     unpacker: Any = None
-    for begin in range(0, len(data), BYTES_FED):
-        fed = data[begin : begin + BYTES_FED]
+    for fed in iter(lambda: file.read(BYTES_FED), b""):
         while fed:  # a frame may end within these bytes, and another begin
             if unpacker is None:
                 unpacker = zstandard.ZstdDecompressor().decompressobj()
@@ -106,17 +144,15 @@ def parts_by_zstandard(data: bytes) -> Iterator[bytes]:
         raise EOFError("the compressed data end too early")
 
 
-def join_bounded(source: LoadedFile, parts: Iterator[bytes], max_bytes: int) -> bytes:
-    """All parts of a compressed file; too many are refused as soon as there are too many.
+def bounded_parts(source: LoadedFile, parts: Iterator[bytes], max_bytes: int) -> Iterator[bytes]:
+    """Yield the parts of a compressed file; too many are refused as soon as there are too many.
 
     source: the compressed file.
     """
-    packed = len(source.data)
+    packed = source.size
     most = max(ALWAYS_ALLOWED, MOST_COMPRESSION * packed)
-    taken: list[bytes] = []
     size = 0
     for part in parts:
-        taken.append(part)
         size += len(part)
         if size > max_bytes:
             raise DataError(
@@ -128,4 +164,4 @@ def join_bounded(source: LoadedFile, parts: Iterator[bytes], max_bytes: int) -> 
                 f"{source.path} unpacks to more than {MOST_COMPRESSION} times its {packed:,} "
                 "bytes. Write it without compression."
             )
-    return b"".join(taken)
+        yield part

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import IO, TYPE_CHECKING, Protocol
 
 from ...errors import DataError, MissingError, error_text, one_line
-from .columns import Roles, TableColumns
+from .columns import Roles
 from .dates import is_date
 from .index import ARROW_INDEX, ARROW_NOTE, is_asked_for
-from .parsing import EXACT_BELOW, explain_inexact, or_without_column, parse_times
 from .sheet import Options, Problems, Sheet
 from .source import LoadedFile, detect_format, open_file, refuse_if_too_large
-from .table import AUTO, KIND_ADVICE, assign_roles, sheet_from_columns
+from .table import AUTO, assign_roles, sheet_from_columns
+from .typed import BatchOfRows, kind_of_column, to_words, typed_columns, used_columns
 from .wide import choose_steps
 from .words import Survey, advise_on_words, choose_categorical
 
 if TYPE_CHECKING:
-    Arrow = Any  # pyarrow has no types: its module, its arrays and their types
+    from .typed import Arrow
 
 # The kinds of column that may have a role.
 KINDS_BY_ROLE = {
@@ -33,6 +29,8 @@ KINDS_BY_ROLE = {
     "categorical": ("words", "whole", "number", "bool"),
 }
 ROWS_PER_BATCH = 4096  # of a stream
+ROWS_OF_COLUMN = 1 << 14  # that are in memory at a time
+BYTES_BUFFERED = 1 << 16  # of a column in a file
 
 
 class TypedTable(Protocol):
@@ -75,7 +73,9 @@ class ParquetRows:
             )
         try:
             file.seek(0)
-            self.file = self.pa.parquet.ParquetFile(file, page_checksum_verification=True)
+            self.file = self.pa.parquet.ParquetFile(
+                file, page_checksum_verification=True, pre_buffer=False, buffer_size=BYTES_BUFFERED
+            )
             self.schema = self.file.schema_arrow
             metadata = self.file.metadata
             self.names = list(map(str, self.schema.names))
@@ -102,6 +102,22 @@ class ParquetRows:
     def read_columns(self, names: list[str]) -> dict[str, Arrow]:
         """Whole columns, as arrays of pyarrow."""
         return self.checked_columns(self.file.read(columns=names), names)
+
+    def batches(self, names: list[str], size: int) -> Iterator[BatchOfRows]:
+        """Some columns, at most `size` rows at a time."""
+        for batch in self.file.iter_batches(batch_size=size, columns=names, use_threads=False):
+            batch.validate(full=True)
+            yield BatchOfRows(self, batch)
+
+    def read_column(self, name: str) -> Iterator[Arrow]:
+        """A column in parts, as arrays of pyarrow whose values can be read."""
+        for batch in self.file.iter_batches(
+            batch_size=ROWS_OF_COLUMN, columns=[name], use_threads=False
+        ):
+            # A damaged file can hold offsets that lead out of memory.
+            batch.validate(full=True)
+            yield batch.column(0)
+        self.pa.default_memory_pool().release_unused()
 
     def checked_columns(self, table: Arrow, names: list[str]) -> dict[str, Arrow]:
         """Columns of a table of pyarrow, as arrays whose values can be read."""
@@ -150,8 +166,11 @@ class ParquetRows:
         for name in names:
             if self.kind(name) == "words":
                 surveys[name] = Survey()
-                words = to_words(self.pa, self.read_columns([name])[name])
-                surveys[name].add(range(1, len(words) + 1), words, options)
+                row = 1
+                for array in self.read_column(name):
+                    words = to_words(self.pa, array)
+                    surveys[name].add(range(row, row + len(words)), words, options)
+                    row += len(words)
         return surveys
 
     def place(self, row: int) -> str:
@@ -177,7 +196,7 @@ def import_pyarrow() -> Arrow:
 
 def read_parquet(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read a table of numbers, words (plain or dictionary) and times; other types are refused."""
-    file = ParquetRows(source.path, io.BytesIO(source.data))
+    file = ParquetRows(source.path, source.open())
     return read_typed(file, source, options, problems)
 
 
@@ -189,10 +208,10 @@ def read_typed(
     used = used_columns(roles)
     need = max(file.bytes, 8 * file.count * len(used))  # as declared, or as doubles in memory
     what = f"{file.count:,} rows, about "
-    refuse_if_too_large(source.path, what, need, len(source.data), options.max_bytes)
+    refuse_if_too_large(source.path, what, need, source.size, options.max_bytes)
     refuse_unfit_types(file, roles, options, problems)
     try:
-        return make_sheet(file, source, roles, file.read_columns(used), options, problems)
+        return make_sheet(file, source, roles, options, problems)
     except DataError:
         raise
     except Exception as error:
@@ -215,12 +234,6 @@ def choose_typed_roles(file: TypedTable, options: Options, problems: Problems) -
     if options.categorical == AUTO:
         roles = choose_categorical(roles, file.survey_columns(roles.features, options))
     return roles
-
-
-def used_columns(roles: Roles) -> list[str]:
-    """The columns that have a role, each once."""
-    with_role = dict.fromkeys((roles.id, roles.time, *roles.targets, *roles.features))
-    return [name for name in with_role if name]  # "" stands for none
 
 
 def refuse_unfit_types(
@@ -260,121 +273,18 @@ def kinds_for(name: str, roles: Roles, options: Options) -> tuple[str, ...]:
     return KINDS_BY_ROLE["feature"]
 
 
-def kind_of_column(pa: Arrow, arrow_type: Arrow) -> str:
-    """What a column of this type can hold: words, whole, number, bool, time or other."""
-    types = pa.types
-    if types.is_dictionary(arrow_type):
-        is_words = kind_of_column(pa, arrow_type.value_type) == "words"
-        return "words" if is_words else "other"
-    if types.is_string(arrow_type) or types.is_large_string(arrow_type):
-        return "words"
-    if types.is_integer(arrow_type):
-        return "whole"
-    if types.is_floating(arrow_type):
-        return "number"
-    if types.is_boolean(arrow_type):
-        return "bool"
-    if types.is_timestamp(arrow_type) or types.is_date(arrow_type):
-        return "time"
-    return "other"
-
-
 def make_sheet(
     file: ParquetRows,
     source: LoadedFile,
     roles: Roles,
-    arrays: dict[str, Arrow],
     options: Options,
     problems: Problems,
 ) -> Sheet:
-    """The sequences of a table; arrays: its columns that have a role, by name."""
+    """The sequences of a table. Its columns are read one by one, each in parts."""
 
     def where(row: int, column: str) -> str:
         return f"{file.place(row)} column '{one_line(column)}'"
 
-    count = len(next(iter(arrays.values())))
-    columns = TableColumns(lines=np.arange(1, count + 1))
-    for name, array in arrays.items():
-        kind = kind_of_column(file.pa, array.type)
-        is_target = name in roles.targets
-        is_label = is_target and (kind in ("words", "bool") or options.kind == "classify")
-        if name == roles.time:
-            place = functools.partial(where, column=name)
-            read_times(file.pa, array, columns, options, problems, place)
-        elif name == roles.id or name in roles.categorical or is_label:
-            columns.words[name] = to_words(file.pa, array)
-        elif is_target and options.kind is None:
-            problems.add(
-                f"{source.path} column '{one_line(name)}': the target holds numbers "
-                f"({array.type}). {KIND_ADVICE}"
-            )
-        else:
-            columns.numbers[name], inexact = to_numbers(file.pa, array)
-            for row, value in inexact:
-                complaint = f"{explain_inexact(value)}{or_without_column(options)}."
-                problems.add(f"{where(row + 1, name)}: {complaint}", ("exact", name))
+    columns = typed_columns(file, file.count, 1, roles, options, problems, where)
     problems.raise_if_any()
     return sheet_from_columns(source, roles, columns, options, problems, where)
-
-
-def read_times(
-    pa: Arrow,
-    array: Arrow,
-    columns: TableColumns,
-    options: Options,
-    problems: Problems,
-    where: Callable[[int], str],
-) -> None:
-    """Put the time column into `columns`: numbers, or dates as microseconds since 1970.
-
-    where: puts a row, counted from 1, in words.
-    """
-    columns.stamps = to_words(pa, array)
-    if kind_of_column(pa, array.type) == "words":
-        times = parse_times(columns.stamps, options)
-        columns.time = times.time
-        columns.has_dates = times.has_dates
-        columns.date_order = times.order
-        for i, complaint in times.wrong:
-            problems.add(f"{where(i + 1)}: {complaint}", "time")
-        return
-    for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
-        problems.add(f"{where(int(row) + 1)}: the time is missing. Fill it in.", "time")
-    columns.has_dates = kind_of_column(pa, array.type) == "time"
-    if columns.has_dates:
-        zone = getattr(array.type, "tz", None)
-        array = array.cast(pa.timestamp("us", tz=zone), safe=False).cast(pa.int64())
-    time = array.fill_null(0).to_numpy(zero_copy_only=False)
-    if time.dtype.kind == "f":
-        for row in np.flatnonzero(~np.isfinite(time)):
-            problems.add(f"{where(int(row) + 1)}: the time is not finite. Fix the value.", "time")
-    else:
-        time = time.astype(np.int64)
-    columns.time = time
-
-
-def to_words(pa: Arrow, array: Arrow) -> list[str]:
-    """The words of a column, "" where missing. Entries of a dictionary are shared, not copied."""
-    if pa.types.is_dictionary(array.type):
-        known = [word or "" for word in array.dictionary.to_pylist()]
-        return ["" if i is None else known[i] for i in array.indices.to_pylist()]
-    return [word or "" for word in array.cast(pa.string()).to_pylist()]
-
-
-def to_numbers(pa: Arrow, array: Arrow) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """The numbers of a column as float64, NaN where missing.
-
-    Also [(row, value)] of whole numbers that a double cannot hold.
-    """
-    gaps = array.is_null().to_numpy(zero_copy_only=False)
-    if pa.types.is_boolean(array.type):
-        array = array.cast(pa.int8())
-    exact = array.fill_null(0).to_numpy(zero_copy_only=False)
-    values = exact.astype(np.float64)
-    inexact = []
-    if exact.dtype.kind in "iu":
-        for row in np.flatnonzero(np.abs(values) >= EXACT_BELOW):
-            if int(exact[row]) != int(values[row]):
-                inexact.append((int(row), int(exact[row])))
-    values[gaps] = np.nan
-    return values, inexact

@@ -196,6 +196,19 @@ def parse_all_at_once(cells: Sequence[str], options: Options) -> np.ndarray | No
         return None
 
 
+def parse_whole(cells: Sequence[str]) -> np.ndarray | None:
+    """The whole numbers in cells of digits and signs alone; None otherwise.
+
+    As int64 they are exact beyond 2^53.
+    """
+    if "".join(cells).encode("utf-8", "replace").translate(None, b"0123456789+-"):
+        return None
+    try:
+        return np.array(cells, dtype=np.int64)
+    except (ValueError, OverflowError):
+        return None
+
+
 class Times(NamedTuple):
     """A column of times.
 
@@ -216,12 +229,9 @@ def parse_times(cells: Sequence[str], options: Options) -> Times:
     if is_date(first):
         dates = parse_dates(cells, options.dates)
         return Times(dates.time, True, dates.order, dates.wrong)
-    try:
-        # Cells of digits and signs alone are whole numbers: as int64 they are exact beyond 2^53.
-        if not "".join(cells).encode("utf-8", "replace").translate(None, b"0123456789+-"):
-            return Times(np.array(cells, dtype=np.int64), False, "", [])
-    except (ValueError, OverflowError):
-        pass
+    whole = parse_whole(cells)
+    if whole is not None:
+        return Times(whole, False, "", [])
     values, wrong = parse_numbers(cells, options)
     advice = (
         "is not a time: expected a number, or a date such as 2024-05-31, 2024-05-31 12:30 (ISO "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 
@@ -32,8 +31,7 @@ MOST_CHANNELS = 4
 
 def read_npy_samples(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """Read x (n, ...): inputs only, for prediction."""
-    size = len(source.data)
-    x = read_array(io.BytesIO(source.data), size, source.path, SAMPLE_MEMBERS["x"])
+    x = read_array(source.open(), source.size, source.path, SAMPLE_MEMBERS["x"])
     no_notes = ()
     return sheet_of_arrays(source, {"x": x}, no_notes, options, problems)
 

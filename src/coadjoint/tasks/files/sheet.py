@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ...errors import ConfigError, DataError, one_line
 from .dates import ORDERS, months_of
+from .texts import take_texts
 
 MISSING = ("refuse", "drop", "ffill", "mask")
 KINDS = ("classify", "regress", "next")
 ROWS = ("steps", "samples")
 CELLS_LISTED = 5  # problems listed for one column
 DAY = 86_400e6  # microseconds
+ROWS_LOOKED_AT = 1 << 16  # at a time
 LINES_LISTED = 20  # problems listed for one file
 
 
@@ -177,8 +179,8 @@ class Sheet:
     features  C names; `has_names` is whether the file gives them, or they are mere positions
     u         [N, C] float64, NaN where missing
     lengths   [n];  ids [n]
-    y         numbers [., k] float64 (NaN where missing) or labels [.] str ("" where missing), or
-              None
+    y         numbers [., k] float64 (NaN where missing) or labels [.] str ("" where missing), as
+              an array or as `WordList`; or None
     y_per     "step": y has N entries; "sequence": n entries
     time      [N] int64 or float64, and `stamps` as they are written, or None
     lines     [N] the line of the file for each row; `where(line, column)` puts it in words
@@ -189,6 +191,7 @@ class Sheet:
               the rows are steps in time
     rows      [N] the number that each row has in the file, from 0, whatever was left out or sorted;
               None if each entry of the file is a whole sequence: see `input_rows`
+    rows_by_line  whether rows are numbered in the order of their lines, and `rows` is not needed
     has_ids   whether ids that are in no column are names in the file, and not mere numbers
     layout    what the axes of an array, or the columns of a wide table, were taken for; "" for
               other tables
@@ -204,16 +207,17 @@ class Sheet:
     where: Callable[[int, str], str]
     lines: np.ndarray
     targets: tuple[str, ...] = ()
-    y: np.ndarray | None = None
+    y: np.ndarray | Any = None
     y_per: str = "step"
     time: np.ndarray | None = None
-    stamps: list[str] | None = None
+    stamps: Sequence[str] | None = None
     has_names: bool = True
     columns: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
     categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
     rows: np.ndarray | None = None
+    rows_by_line: bool = False
     has_ids: bool = False
     layout: str = ""
     steps: tuple[str, ...] = ()
@@ -248,6 +252,8 @@ class Sheet:
         """
         if self.rows is not None:
             return self.rows
+        if self.rows_by_line:
+            return number_rows(self.lines)
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @property
@@ -269,13 +275,14 @@ class Sheet:
             time = time[keep]
         stamps = self.stamps
         if stamps is not None:
-            stamps = [stamp for stamp, kept in zip(stamps, keep, strict=True) if kept]
+            stamps = take_texts(stamps, np.flatnonzero(keep))
         return replace(
             self,
             u=self.u[keep],
             lengths=np.add.reduceat(keep.astype(np.int64), self.starts),
             lines=self.lines[keep],
             rows=self.input_rows[keep],
+            rows_by_line=False,
             y=y,
             time=time,
             stamps=stamps,
@@ -296,6 +303,8 @@ class Sheet:
         The usual time step is the median. None if all are even. otherwise: ends the advice.
         """
         if self.time is None:
+            return None
+        if has_one_step(self.time, self.starts):
             return None
         inside = np.ones(len(self.time), bool)  # rows with a row before them in their sequence
         inside[self.starts] = False
@@ -326,6 +335,36 @@ class Sheet:
             f"{steps[first] / size:g}{unit} and the usual one is {usual / size:g}{unit} "
             f"({len(odd)} of {len(steps)} steps differ). Resample to a regular step{otherwise}."
         )
+
+
+def number_rows(lines: np.ndarray) -> np.ndarray:
+    """The number of each row in its file, from 0, in whatever order the rows are now.
+
+    lines: the line of each. Blank lines and line breaks within cells do not count.
+    """
+    if (lines[1:] > lines[:-1]).all():
+        return np.arange(len(lines))
+    return np.unique(lines, return_inverse=True)[1].reshape(-1)
+
+
+def has_one_step(time: np.ndarray, starts: np.ndarray) -> bool:
+    """Whether all steps of whole times are the same, which needs little memory to find out.
+
+    time [N]: those of sequences one after the other, which begin at the rows `starts`.
+    """
+    if time.dtype.kind != "i":
+        return False
+    known: set[int] = set()
+    for begin in range(1, len(time), ROWS_LOOKED_AT):
+        end = min(begin + ROWS_LOOKED_AT, len(time))
+        inside = np.ones(end - begin, bool)
+        of_block = starts[np.searchsorted(starts, begin) : np.searchsorted(starts, end)]
+        inside[of_block - begin] = False
+        steps = time[begin:end][inside] - time[begin - 1 : end - 1][inside]
+        known.update(np.unique(steps).tolist())
+        if len(known) > 1:
+            return False
+    return True
 
 
 def refuse_bad_values(sheet: Sheet, options: Options, problems: Problems) -> Sheet:

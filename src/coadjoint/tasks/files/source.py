@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -39,15 +42,58 @@ EXCEL_WORKBOOK = ("an Excel workbook (.xlsx)", "Save it as CSV (UTF-8).")
 
 MOST_COMPRESSION = 100  # unpacked size : packed size, for files larger than
 ALWAYS_ALLOWED = 16 << 20  # bytes, unpacked
+BYTES_PER_PART = 1 << 20  # that are read at a time
+BYTES_OF_HEAD = 1 << 16  # from which a format is told
+
+# What returns the bytes of a file from its beginning, in parts.
+Parts = Callable[[], Iterator[bytes]]
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedFile:
-    """The bytes of a regular file."""
+    """A regular file whose size and digest are known. Its bytes stay on disk until they are read.
+
+    contents  the bytes, of what is no file on disk; None for a file
+    file      the open file, if `contents` are None
+    unpacked  what returns the bytes of a compressed file, in parts; None for others
+    """
 
     path: str
-    data: bytes
+    contents: bytes | None
     sha256: str
+    file: IO[bytes] | None = None
+    unpacked: Parts | None = None
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file, before they are unpacked."""
+        if self.file is None:
+            return len(self.contents or b"")
+        return os.fstat(self.file.fileno()).st_size
+
+    @property
+    def data(self) -> bytes:
+        """All bytes of the file."""
+        return b"".join(self.parts()) if self.contents is None else self.contents
+
+    def open(self) -> IO[bytes]:
+        """The file itself, before it is unpacked, at its beginning."""
+        if self.file is None:
+            return io.BytesIO(self.contents or b"")
+        self.file.seek(0)
+        return self.file
+
+    def head(self) -> bytes:
+        """The first bytes of the file itself."""
+        with storage_errors(self.path):
+            return self.open().read(BYTES_OF_HEAD)
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield the bytes of the file, unpacked, in parts."""
+        if self.unpacked is not None:
+            yield from self.unpacked()
+            return
+        yield from parts_of(self.open(), self.path)
 
     def text(self) -> str:
         """The file as text in UTF-8."""
@@ -55,7 +101,26 @@ class LoadedFile:
 
     def magic(self) -> tuple[str, str] | None:
         """The format of the file and advice about it, if its first bytes tell."""
-        return detect_format(self.data)
+        return detect_format(self.head())
+
+
+@contextmanager
+def storage_errors(path: str) -> Iterator[None]:
+    """Turn an error of the system into a DataError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error_text(error)}.") from None
+
+
+def parts_of(file: IO[bytes], path: str) -> Iterator[bytes]:
+    """Yield the bytes of an open file from where it is; path: its name in messages."""
+    while True:
+        with storage_errors(path):
+            part = file.read(BYTES_PER_PART)
+        if not part:
+            return
+        yield part
 
 
 def detect_format(data: bytes) -> tuple[str, str] | None:
@@ -71,15 +136,21 @@ def detect_format(data: bytes) -> tuple[str, str] | None:
     return None
 
 
+def refuse_other_format(data: bytes, path: str) -> None:
+    """Refuse a file that is no text, if its first bytes `data` tell."""
+    detected = detect_format(data)
+    if detected:
+        kind, advice = detected
+        raise DataError(f"{path} is not text in UTF-8: it holds {kind}. {advice}")
+
+
 def decode_utf8(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
     """The text of UTF-8 data, with or without a byte order mark.
 
     `data` may be a part of the file at `path`: it begins at this line and byte.
     """
-    detected = None if begin else detect_format(data)
-    if detected:
-        kind, advice = detected
-        raise DataError(f"{path} is not text in UTF-8: it holds {kind}. {advice}")
+    if not begin:
+        refuse_other_format(data, path)
     nul = data.find(b"\0")
     if nul >= 0:
         # Text in UTF-16 has a NUL in every other byte, or in many if it is not English.
@@ -140,34 +211,39 @@ def open_file(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
 def load_file(
     path: str | os.PathLike[str], max_bytes: int, follow_links: bool = True
 ) -> LoadedFile:
-    """Read a regular file of at most max_bytes. Pipes and devices are refused.
+    """Open a regular file of at most max_bytes and take its digest. Pipes, devices are refused.
 
-    follow_links: whether the path may be a link to the file.
+    follow_links: whether the path may be a link to the file. The file is closed when nothing
+    refers to it any more.
     """
     name = one_line(os.fspath(path), 4096)
     # Without O_NONBLOCK, opening a pipe would wait for its writer.
     flags = getattr(os, "O_NONBLOCK", 0)
     if not follow_links:
         flags |= getattr(os, "O_NOFOLLOW", 0)
-    with open_file(path, flags) as file:
-        try:
+    file = open_file(path, flags)
+    try:
+        with storage_errors(name):
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise DataError(
-                    f"{name} is a pipe or a device; expected a regular file. Save the data to a "
-                    "file first."
-                )
-            if status.st_size == 0:
-                raise DataError(f"{name}: the file is empty (0 bytes).")
-            if status.st_size > max_bytes:
-                raise DataError(
-                    f"{name} has {status.st_size:,} bytes, more than the limit of {max_bytes:,}. "
-                    "Raise --max-bytes, or split the file."
-                )
-            data = file.read(status.st_size)
-        except OSError as error:
-            raise DataError(f"{name} cannot be read: {error_text(error)}.") from None
-    return LoadedFile(name, data, hashlib.sha256(data).hexdigest())
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(
+                f"{name} is a pipe or a device; expected a regular file. Save the data to a "
+                "file first."
+            )
+        if status.st_size == 0:
+            raise DataError(f"{name}: the file is empty (0 bytes).")
+        if status.st_size > max_bytes:
+            raise DataError(
+                f"{name} has {status.st_size:,} bytes, more than the limit of {max_bytes:,}. "
+                "Raise --max-bytes, or split the file."
+            )
+        digest = hashlib.sha256()
+        for part in parts_of(file, name):
+            digest.update(part)
+    except BaseException:
+        file.close()
+        raise
+    return LoadedFile(name, None, digest.hexdigest(), file)
 
 
 def suggest_name(path: Path) -> str:

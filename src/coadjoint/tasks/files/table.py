@@ -14,6 +14,7 @@ from .ordering import number_words, refuse_repeated_times, sort_rows
 from .parsing import is_number
 from .sheet import CELLS_LISTED, Options, Problems, Sheet, quote_names, refuse_bad_values
 from .source import LoadedFile
+from .texts import WordList
 from .wide import name_rows, sheet_of_wide
 from .words import check_categorical, encode_words
 
@@ -271,6 +272,8 @@ def sheet_from_columns(
     categories = {}
     for name in roles.categorical:
         columns.numbers[name], categories[name] = encode_words(columns.words[name])
+        if columns.inputs is not None:
+            columns.inputs[:, roles.features.index(name)] = columns.numbers[name]
     role_columns = {"id": roles.id, "time": roles.time}
     if columns.has_dates:
         role_columns["stamps"] = "1"  # a mark: times are dates
@@ -280,7 +283,7 @@ def sheet_from_columns(
         source.path,
         source.sha256,
         roles.features,
-        np.stack([columns.numbers[name] for name in roles.features], 1),
+        columns.all_inputs(roles.features),
         np.diff(np.append(starts, len(columns.lines))),
         ids,
         where,
@@ -293,17 +296,9 @@ def sheet_from_columns(
         columns=role_columns,
         shape=shape,
         categories=categories,
-        rows=number_rows(columns.lines),
+        rows_by_line=True,
     )
     return refuse_bad_values(sheet, options, problems)
-
-
-def number_rows(lines: np.ndarray) -> np.ndarray:
-    """The number of each row in its file, from 0, in whatever order the rows are now.
-
-    lines: the line of each. Blank lines and line breaks within cells do not count.
-    """
-    return np.unique(lines, return_inverse=True)[1].reshape(-1)
 
 
 def split_by_id(
@@ -320,7 +315,7 @@ def split_by_id(
     """
     words = columns.words[column]
     starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
-    ids = [words[start] for start in starts]
+    ids = [words[start] for start in starts.tolist()]
     seen: set[str] = set()
     for start, name in zip(starts, ids, strict=True):
         place = where(int(columns.lines[start]), column)
@@ -338,7 +333,7 @@ def split_by_id(
 
 def collect_targets(
     targets: tuple[str, ...], columns: TableColumns, options: Options, problems: Problems
-) -> np.ndarray | None:
+) -> np.ndarray | WordList | None:
     """The targets as labels [N] or numbers [N, k]; None if there are none to learn."""
     if not targets or options.kind == "next":
         return None
@@ -352,18 +347,21 @@ def collect_targets(
             f"{problems.path}: labels must be in one column; --target names {len(targets)}: "
             f"{quote_names(targets)}."
         )
-    return np.array(labels[targets[0]], dtype=object)
+    words = labels[targets[0]]
+    if isinstance(words, WordList):
+        return words
+    return np.array(words, dtype=object)
 
 
 def refuse_if_kind_unclear(
-    labels: dict[str, list[str]], options: Options, problems: Problems
+    labels: dict[str, Sequence[str]], options: Options, problems: Problems
 ) -> None:
     """Report labels with numbers among them: only the user knows if these are classes.
 
     Labels that are all words make a classification.
     """
     for name, cells in labels.items():
-        different = [cell for cell in dict.fromkeys(cells) if cell]
+        different = [cell for cell in different_words(cells) if cell]
         numbers = [cell for cell in different if is_number(cell, options)]
         words = [cell for cell in different if not is_number(cell, options)]
         if words and not numbers:
@@ -376,6 +374,11 @@ def refuse_if_kind_unclear(
         problems.add(
             f"{problems.path} column '{one_line(name)}': the target holds {content}. {KIND_ADVICE}"
         )
+
+
+def different_words(words: Sequence[str]) -> list[str]:
+    """The different ones of many words, in the order of their first appearance."""
+    return list(words.different) if isinstance(words, WordList) else list(dict.fromkeys(words))
 
 
 def list_some(numbers: list[str]) -> str:

@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import IO
+from typing import IO, Protocol
 
 import numpy as np
 
@@ -20,15 +20,19 @@ from .dates import is_date
 from .index import UNNAMED, IndexColumn, find_index, is_asked_for
 from .packed import table_suffix
 from .parsing import is_number, parse_numbers, parse_times
+from .room import Numbers, RowBlocks
 from .sheet import CELLS_LISTED, Options, Problems, Sheet
-from .source import LoadedFile, decode_utf8, open_file
+from .source import LoadedFile, decode_utf8, open_file, refuse_other_format
 from .table import AUTO, DATE_NAMES, USUAL_NAMES, assign_roles, sheet_from_columns
+from .text_times import PartsFile, TimeCollector
+from .texts import WordCollector
 from .wide import choose_steps, counts_up
 from .words import Survey, choose_categorical, complain_of_words
 
-ROWS_PER_BLOCK = 1 << 12  # turned into numbers at a time, so that the text of few rows is in memory
+ROWS_PER_BLOCK = 1 << 11  # turned into numbers at a time, so that the text of few rows is in memory
 BYTES_PER_PART = 1 << 16  # of a stream that are read at a time
 LONGEST_LINE = 1 << 20  # bytes of a line of a stream
+LONGEST_IN_FILE = 1 << 28  # of a line of a file: of a wide table it may hold many steps
 ROWS_AHEAD = 101  # of a file, from which its separator and width are checked
 
 
@@ -117,8 +121,8 @@ class TextRows:
 
     @classmethod
     def from_file(cls, source: LoadedFile, options: Options, problems: Problems) -> TextRows:
-        """All rows of a file that was read into memory."""
-        lines = io.StringIO(source.text(), newline="")
+        """All rows of a file, of which a small part is in memory."""
+        lines = read_lines(PartsFile(source.parts()), source.path, LONGEST_IN_FILE)
         return cls(source.path, lines, options, problems, ROWS_AHEAD)
 
     @classmethod
@@ -203,31 +207,48 @@ class TextRows:
             self.file.close()
 
 
-def read_lines(file: IO[bytes], path: str) -> Iterator[str]:
+class RowsInBlocks(Protocol):
+    """Rows of a text: all, or some of them."""
+
+    names: list[str]
+
+    def place(self, line: int) -> str:
+        """A line of the file, in words."""
+
+    def blocks(self) -> Iterator[tuple[list[int], list[list[str]]]]:
+        """The lines and the cells of some thousands of rows at a time."""
+
+
+def read_lines(
+    file: IO[bytes] | PartsFile, path: str, longest: int = LONGEST_LINE
+) -> Iterator[str]:
     """The lines of text in UTF-8 as they come; path: the file's name in messages.
 
     From a pipe, whatever is there is taken, without waiting for more than the end of a line.
+    longest: bytes of a line that are too many.
     """
     rest = b""  # the beginning of a line whose end has not come yet
     line = 1  # number of the first line that was not yielded yet
     begin = 0  # its first byte
     while True:
         try:
-            part = file.read1(BYTES_PER_PART)  # type: ignore[attr-defined]
+            part = file.read1(BYTES_PER_PART)  # type: ignore[union-attr]
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(
                 f"{path}:{line}: cannot be read further: {error_text(error)}."
             ) from None
         data = rest + part
         end = len(data)
+        if not begin:
+            refuse_other_format(data, path)
         if part:
             # A line ends in \n, \r\n or \r; a \r at the very end may be the first half of \r\n.
             end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
         rest = data[end:]
-        if len(rest) >= LONGEST_LINE:
+        if len(rest) >= longest:
             long_line = line + data.count(b"\n", 0, end)
             raise DataError(
-                f"{path}:{long_line}: a line of {LONGEST_LINE:,} bytes or more. This is not a "
+                f"{path}:{long_line}: a line of {longest:,} bytes or more. This is not a "
                 "table in text, or it is damaged."
             )
         if end:
@@ -253,8 +274,8 @@ def read_csv(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
         return f"{rows.place(line)} column '{one_line(column)}'"
 
     columns = read_columns(rows, roles, options, problems)
-    if columns.stamps is not None:
-        times = parse_times(columns.stamps, options)
+    if columns.stamps is not None and columns.time is None:
+        times = parse_times(list(columns.stamps), options)
         columns.time = times.time
         columns.has_dates = times.has_dates
         columns.date_order = times.order
@@ -265,7 +286,7 @@ def read_csv(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
 
 
 def read_columns(
-    rows: TextRows, roles: Roles, options: Options, problems: Problems
+    rows: RowsInBlocks, roles: Roles, options: Options, problems: Problems
 ) -> TableColumns:
     """The columns that have a role: numbers parsed, words and times as they are written.
 
@@ -279,52 +300,64 @@ def read_columns(
         words += roles.targets
     elif options.kind == "regress":
         numeric += roles.targets
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in numeric}
+    place = {name: j for j, name in enumerate(roles.features)}
+    inputs = RowBlocks(len(place))
+    targets: dict[str, list[np.ndarray]] = {name: [] for name in numeric if name not in place}
     surveys = {name: Survey() for name in numeric}
     complaints: dict[str, list[str]] = {name: [] for name in numeric}
     wrong_cells = dict.fromkeys(numeric, 0)
-    columns = TableColumns(words={name: [] for name in words})
-    if roles.time:
-        columns.stamps = []
-    same: dict[str, str] = {}  # cells that read alike share one string
-    lines: list[np.ndarray] = []
+    columns = TableColumns()
+    collectors = {name: WordCollector() for name in words}
+    times = TimeCollector()
+    lines = Numbers(np.uint32)
     for block_lines, block in rows.blocks():
         cells = list(zip(*block, strict=True))
+        rows_of_block = np.zeros((len(block), len(place)))
         for name in numeric:
             values, wrong = parse_numbers(cells[index[name]], options)
-            parts[name].append(values)
+            if name in place:
+                rows_of_block[:, place[name]] = values
+            else:
+                targets[name].append(values)
             if wrong:
                 surveys[name].add(block_lines, cells[index[name]], options)
             else:
                 surveys[name].other_cells += len(values)
             for i, complaint in wrong[:CELLS_LISTED]:
-                place = f"{rows.place(block_lines[i])} column '{one_line(name)}'"
-                complaints[name].append(f"{place}: {complaint}")
+                where = f"{rows.place(block_lines[i])} column '{one_line(name)}'"
+                complaints[name].append(f"{where}: {complaint}")
             wrong_cells[name] += len(wrong)
+        inputs.append(rows_of_block)
         for name in words:
-            stripped = map(str.strip, cells[index[name]])
-            columns.words[name] += [same.setdefault(cell, cell) for cell in stripped]
-        if columns.stamps is not None:
-            columns.stamps += map(str.strip, cells[index[roles.time]])
-        lines.append(np.array(block_lines, np.int64))
+            collectors[name].add(list(map(str.strip, cells[index[name]])))
+        if roles.time:
+            times.add(list(map(str.strip, cells[index[roles.time]])))
+        lines.append(np.array(block_lines))
     of_words = {name for name, survey in surveys.items() if survey.is_of_words}
     usable = [name for name in roles.features if name not in of_words]
     for name, of_cells in complaints.items():
         survey = surveys[name]
         if name in of_words:  # one complaint about the column says more than one for each cell
-            place = f"{rows.place(survey.first[0])} column '{one_line(name)}'"
+            where = f"{rows.place(survey.first[0])} column '{one_line(name)}'"
             complaint = complain_of_words(name, survey, usable, roles, options)
-            of_cells = [f"{place}: {complaint}"]
+            of_cells = [f"{where}: {complaint}"]
             wrong_cells[name] = 1
         for complaint in of_cells[:CELLS_LISTED]:
             problems.add(complaint, ("cells", name))
         unlisted = wrong_cells[name] - min(len(of_cells), CELLS_LISTED)
         if unlisted:
             problems.add(of_cells[0], ("cells", name), unlisted)
-    if not lines:  # every row was unusable, and is among the problems
+    if not lines.rows.count:  # every row was unusable, and is among the problems
         problems.raise_if_any()
-    columns.lines = np.concatenate(lines)
-    columns.numbers = {name: np.concatenate(blocks) for name, blocks in parts.items()}
+    columns.lines = lines.join()
+    columns.inputs = inputs.join()
+    columns.numbers = {name: np.concatenate(blocks) for name, blocks in targets.items()}
+    for name in numeric:
+        if name in place:
+            columns.numbers[name] = columns.inputs[:, place[name]]
+    columns.words = {name: collector.collected() for name, collector in collectors.items()}
+    if roles.time:
+        columns.stamps, columns.time = times.collected()
     return columns
 
 

@@ -17,6 +17,7 @@ from ...errors import ConfigError, DataError, one_line
 from .columns import Roles, TableColumns
 from .sheet import Options, Problems, Sheet, quote_names, refuse_bad_values
 from .source import LoadedFile
+from .texts import WordList
 
 FEATURE = "value"  # the one feature of a wide table
 WIDE_SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".arrow", ".feather")
@@ -152,13 +153,13 @@ def sheet_of_wide(
     options: Options,
     problems: Problems,
     where: Callable[[int, str], str],
-    y: np.ndarray | None,
+    y: np.ndarray | WordList | None,
 ) -> Sheet:
     """The sequences of a wide table; each ends with its last value.
 
     y: the targets of the rows; where: puts a line of the file and a column in words.
     """
-    values = np.stack([columns.numbers[name] for name in roles.features], 1)
+    values = columns.all_inputs(roles.features)
     known = ~np.isnan(values)
     # One after the last value of each row; 0 if there is none.
     lengths = values.shape[1] - np.argmax(known[:, ::-1], 1)
@@ -216,7 +217,7 @@ def name_rows(
     """
     if not column:
         return list(map(str, range(len(columns.lines))))
-    names = columns.words[column]
+    names = list(columns.words[column])
     seen: set[str] = set()
     for line, name in zip(columns.lines, names, strict=True):
         place = where(int(line), column)

@@ -181,7 +181,7 @@ def canonical_word(cell: str) -> str:
 def encode_words(cells: Iterable[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     """(the number of each cell's word, NaN where missing; the words in order of their numbers).
 
-    Words are sorted.
+    WordList are sorted.
     """
     canonical: dict[str, str] = {}
     words = []

@@ -1,0 +1,112 @@
+"""The processes that share a gradient: who they are, and what they tell each other.
+
+Without a process group of torch.distributed there is one process, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import LostProcess
+
+
+def is_group_there() -> bool:
+    """Whether torch.distributed has a process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def process_count() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if is_group_there() else 1
+
+
+def process_number() -> int:
+    """The number of this process, 0..process_count() - 1."""
+    return dist.get_rank() if is_group_there() else 0
+
+
+T = TypeVar("T")
+NOTICED: list[str] = []  # what was raised about processes that are gone
+
+
+@contextlib.contextmanager
+def noticing_deaths() -> Iterator[None]:
+    """Inside, what torch raises when another process is gone becomes a LostProcess."""
+    try:
+        yield
+    except RuntimeError as error:
+        NOTICED.append(str(error))
+        # torch has one kind of error for a closed connection, a timeout and its own mistakes.
+        raise LostProcess(
+            f"one of the {process_count()} processes of this run has died, or could not be "
+            "reached, so the run has ended."
+        ) from error
+
+
+def add_up(values: Tensor) -> Tensor:
+    """The sum of `values` over all processes, on all of them."""
+    if process_count() == 1:
+        return values
+    total = to_sent(values)
+    with noticing_deaths():
+        dist.all_reduce(total)
+    return total.to(values.device)
+
+
+def gather_rows(rows: Tensor, count: int) -> Tensor:
+    """The rows of all processes, [count, width], on all of them.
+
+    Row k is that of process k mod P, its (k div P)-th one: see `own_shards`.
+    """
+    P = process_count()
+    if P == 1:
+        return rows
+    most = -(-count // P)  # rows of a process, rounded up: all must send as many
+    sent = to_sent(rows)
+    padded = sent.new_zeros(most, rows.shape[1])
+    padded[: len(rows)] = sent
+    received = padded.new_empty(P * most, rows.shape[1])
+    with noticing_deaths():
+        dist.all_gather(list(received.chunk(P)), padded)
+    order = [k % P * most + k // P for k in range(count)]
+    return received[order].to(rows.device)
+
+
+def own_shards(count: int) -> range:
+    """The numbers of the shards, of 0..count - 1, that this process evaluates."""
+    return range(process_number(), count, process_count())
+
+
+def to_sent(values: Tensor) -> Tensor:
+    """The values where they can be sent from: gloo sends from the CPU alone."""
+    if values.is_cuda and "nccl" not in str(dist.get_backend_config()):
+        return values.cpu()
+    return values.clone()
+
+
+def gather_objects(value: T) -> list[T]:
+    """The values of all processes, in their order, on all of them."""
+    P = process_count()
+    values = [value] * P  # to be overwritten, but for a process that is alone
+    if P == 1:
+        return values
+    with noticing_deaths():
+        dist.all_gather_object(values, value)
+    return values
+
+
+@contextlib.contextmanager
+def drawing_by(number: int) -> Iterator[None]:
+    """Inside, torch's random numbers are those of this seed; afterwards they go on as before."""
+    before = torch.get_rng_state()
+    torch.manual_seed(number)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)

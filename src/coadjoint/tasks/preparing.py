@@ -1,0 +1,437 @@
+"""Preparing: tables, read once in chunks of rows, become arrays on disk for `train`.
+
+The rule: the rows of a sequence follow one another in one file, in order of time. A sequence may
+not go on in another file. Without an id column each file is one sequence.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..errors import DataError, one_line
+from .array_files import ArrayWriter
+from .chunks import appears_again, open_table, out_of_order
+from .description import JsonDict, PathLike
+from .files.sheet import Options, Sheet, quote_names
+from .preparation import carried_forward, kind_of, label_words
+from .prepared import DESCRIPTION, FORMAT
+from .running_moments import RunningMoments, WrittenRows
+from .step_range import StepRange
+from .uneven import describe_uneven
+
+STEPS_LOOKED_AT = 1 << 20  # whose median is the usual time step
+Progress = Callable[[str, int], None]
+
+
+class Preparing:
+    """The arrays of a set that is being written into a folder."""
+
+    def __init__(self, folder: Path, options: Options, irregular: str) -> None:
+        self.folder = folder
+        self.options = options
+        self.irregular = irregular
+        self.arrays: dict[str, ArrayWriter] = {}
+        self.features: tuple[str, ...] = ()
+        self.first: Sheet | None = None
+        self.sources: list[JsonDict] = []
+        self.categories: dict[str, dict[str, int]] = {}
+        self.labels: dict[str, int] = {}
+        self.seen: set[str] = set()
+        self.rows = 0
+        self.lost = 0  # rows that --missing drop leaves out
+        self.notes: list[str] = []
+        # Of the sequence that is being written.
+        self.id: str | None = None
+        self.last_time: float | int | None = None
+        self.last_row: np.ndarray | None = None
+        self.hash = hashlib.blake2b(digest_size=16)
+        self.target_range: tuple[np.ndarray, np.ndarray] | None = None
+        self.begin = 0
+        self.place = ""
+        self.target_changes = False
+        self.equals_input: np.ndarray | None = None  # [targets, features]
+
+    def read(self, path: PathLike, progress: Progress) -> None:
+        """Read a table into the arrays."""
+        # Gaps are dealt with here: a chunk does not know the rows before it.
+        reads = self.options
+        if self.options.missing != "refuse":
+            reads = replace(reads, missing="mask")
+        if self.first is not None:
+            reads = self._like_first(reads)
+        table = open_table(path, reads)
+        if reads.kind is None and not table.roles.targets:
+            raise DataError(f"{table.source.path}: no target column.")
+        self.sources.append(
+            {
+                "name": Path(path).name,
+                "first": self.rows,
+                "sha256": table.source.sha256,
+                "bytes": table.source.size,
+            }
+        )
+        for sheet in table.chunks(reads):
+            if self.first is None:
+                self._begin(sheet, table.is_exact_in_32_bits)
+            if sheet.columns.get("id", "") == "":
+                # The rows of a file without ids are one sequence, called like the file.
+                name = "all" if len(self.sources) == 1 else Path(path).stem
+                sheet = replace(sheet, ids=[name])
+            self._add(sheet)
+            progress(table.source.path, len(sheet.lines))
+        self._end_sequence()
+
+    def _like_first(self, reads: Options) -> Options:
+        """Return the options that read a further file like the first."""
+        first = self.first
+        assert first is not None
+        return replace(
+            reads,
+            id=first.columns["id"],
+            time=first.columns["time"],
+            target=first.targets if reads.kind != "next" else reads.target,
+            features=first.features,
+            categorical=tuple(first.categories),
+            kind=reads.kind or kind_of(first),
+            dates=first.columns.get("dates", reads.dates),
+            use="held-out",
+        )
+
+    def _begin(self, sheet: Sheet, is_exact: bool) -> None:
+        """Open the arrays for sheets like the first."""
+        self.first = sheet
+        self.features = sheet.features
+        self.notes = list(sheet.notes)
+        if self.options.kind is None:
+            self.options = replace(self.options, kind=kind_of(sheet))
+        columns = len(self.features)
+        self.moments = RunningMoments(columns)
+        self.steps = StepRange(columns)
+        self.categories = {name: {} for name in sheet.categories}
+        self.arrays["u"] = self._array("u", np.float32 if is_exact else np.float64, columns)
+        self.arrays["starts"] = self._array("starts", np.int64)
+        self.arrays["ids"] = self._array("ids", np.uint8)
+        self.arrays["id_ends"] = self._array("id_ends", np.int64)
+        self.arrays["hashes"] = self._array("hashes", np.uint8, 16)
+        if sheet.y is not None:
+            kind = np.int32 if self.options.kind == "classify" else np.float64
+            self.arrays["y"] = self._array("y", kind, len(sheet.targets))
+            self.equals_input = np.ones((len(sheet.targets), columns), bool)
+        if sheet.time is not None:
+            self.arrays["time"] = self._array("time", sheet.time.dtype)
+
+    def _array(self, name: str, dtype: DTypeLike, columns: int | None = None) -> ArrayWriter:
+        """Return a new array of the folder."""
+        return ArrayWriter(self.folder / f"{name}.npy", dtype, columns)
+
+    def _add(self, sheet: Sheet) -> None:
+        """Write a chunk of rows; its first sequence may go on from the chunk before."""
+        chunk = WrittenRows(
+            self._with_common_words(sheet),
+            None if sheet.y is None else self._numbers_of_targets(sheet),
+            None if sheet.y is None else self._values_of_targets(sheet),
+            sheet.time,
+        )
+        kept: list[WrittenRows] = []
+        begun: list[int] = []  # rows of the chunk that begin a sequence
+        before = self.rows
+        for i, name in enumerate(sheet.ids):
+            start = int(sheet.starts[i])
+            rows = slice(start, start + int(sheet.lengths[i]))
+            if name != self.id:
+                self._end_sequence()
+                self._begin_sequence(name, sheet, start)
+                begun.append(self.rows - before)
+            elif sheet.time is not None:
+                self._check_time(sheet, start)
+            if sheet.time is not None:
+                self.last_time = sheet.time[rows.stop - 1]
+            taken = self._without_gaps(sheet, rows, chunk.part(rows))
+            self._look_at_sequence(taken)
+            kept.append(taken)
+            self.rows += len(taken.u)
+        if self.options.missing in ("drop", "ffill"):
+            chunk = WrittenRows.joined(kept)
+        if len(chunk.u):
+            self._write(chunk, np.array(begun, np.int64), sheet)
+
+    def _begin_sequence(self, name: str, sheet: Sheet, row: int) -> None:
+        """Begin a sequence, whose id must be new."""
+        self.place = sheet.place(row, sheet.columns.get("id") or "id")
+        if name in self.seen:
+            raise appears_again(self.place, name)
+        self.seen.add(name)
+        self.id = name
+        self.begin = self.rows
+        self.last_time = None
+        self.last_row = None
+        self.hash = hashlib.blake2b(digest_size=16)
+        self.target_range = None
+        self.arrays["starts"].append(np.array([self.rows]))
+
+    def _check_time(self, sheet: Sheet, row: int) -> None:
+        """Refuse a time that is not later than that of the last row of the chunk before."""
+        assert sheet.time is not None
+        if self.last_time is None or sheet.time[row] > self.last_time:
+            return
+        place = sheet.place(row, sheet.columns["time"])
+        if sheet.time[row] == self.last_time:
+            raise DataError(
+                f"{place}: the time is the same as in the row before. Remove one of the rows."
+            )
+        raise out_of_order(place)
+
+    def _without_gaps(self, sheet: Sheet, rows: slice, part: WrittenRows) -> WrittenRows:
+        """Return rows of the present sequence with gaps filled, or left out, as asked for."""
+        if self.options.missing == "ffill":
+            return part._replace(u=self._filled(sheet, rows, part.u))
+        if self.options.missing != "drop":
+            return part
+        keep = ~np.isnan(part.u).any(1)
+        self.lost += int((~keep).sum())
+        return part.part(keep)
+
+    def _look_at_sequence(self, rows: WrittenRows) -> None:
+        """Take the hash of rows of the present sequence, and notice targets that change."""
+        if not len(rows.u):
+            return
+        self.hash.update(np.ascontiguousarray(self._with_hashed_words(rows.u)).tobytes())
+        y = rows.y
+        if y is None or self.target_changes:
+            return
+        numbers = np.where(y < 0, np.nan, y) if y.dtype.kind == "i" else y
+        low = np.fmin.reduce(numbers)
+        high = np.fmax.reduce(numbers)
+        if self.target_range is not None:
+            low = np.fmin(low, self.target_range[0])
+            high = np.fmax(high, self.target_range[1])
+        self.target_range = (low, high)
+        self.target_changes = bool(((low != high) & ~np.isnan(low)).any())
+
+    def _write(self, chunk: WrittenRows, begun: np.ndarray, sheet: Sheet) -> None:
+        """Write a chunk of rows; begun: which of them begin a sequence."""
+        self.moments.add(chunk.u)
+        self.steps.add(chunk.u, begun[begun < len(chunk.u)])
+        self._write_inputs(chunk.u, sheet)
+        if chunk.y is not None and chunk.values is not None:
+            self.arrays["y"].append(chunk.y)
+            assert self.equals_input is not None
+            for k, j in np.argwhere(self.equals_input):
+                same = np.array_equal(chunk.values[:, k], chunk.u[:, j], equal_nan=True)
+                self.equals_input[k, j] = same
+        if chunk.time is not None:
+            self.arrays["time"].append(chunk.time)
+
+    def _write_inputs(self, u: np.ndarray, sheet: Sheet) -> None:
+        """Write inputs; numbers that do not fit the type of the array are refused."""
+        array = self.arrays["u"]
+        stored = u.astype(array.dtype)
+        if array.dtype == np.float32:
+            wrong = np.argwhere((stored != u) & ~np.isnan(u))
+            if len(wrong):
+                j = int(wrong[0][1])
+                raise DataError(
+                    f"{sheet.path} column '{one_line(self.features[j])}': "
+                    f"{u[tuple(wrong[0])]:.17g} needs 64 bits, but the columns of the first file "
+                    "have 32. Give the files the same types."
+                )
+        array.append(stored)
+
+    def _filled(self, sheet: Sheet, rows: slice, u: np.ndarray) -> np.ndarray:
+        """Return inputs with gaps filled from the row before, which may be in another chunk."""
+        part = replace(sheet, u=u, lengths=np.array([len(u)]))
+        filled = carried_forward(part)
+        if self.last_row is not None:
+            filled = np.where(np.isnan(filled), self.last_row, filled)
+        gaps = np.argwhere(np.isnan(filled))
+        if len(gaps):
+            place = sheet.place(rows.start + int(gaps[0][0]), self.features[int(gaps[0][1])])
+            raise DataError(
+                f"{place}: the value is missing and the sequence has none before it, so --missing "
+                "ffill cannot fill it. Fix it, or pass --missing drop|mask."
+            )
+        self.last_row = filled[-1]
+        return filled
+
+    def _end_sequence(self) -> None:
+        """End the present sequence; one without any row is refused."""
+        if self.id is None:
+            return
+        if self.rows == self.begin:
+            raise DataError(
+                f"{self.place}: without the rows that lack a value, sequence "
+                f"'{one_line(self.id)}' has length 0. Remove it, or pass --missing mask."
+            )
+        encoded = np.frombuffer(self.id.encode("utf-8", "replace"), np.uint8)
+        self.arrays["ids"].append(encoded)
+        self.arrays["id_ends"].append(np.array([self.arrays["ids"].count]))
+        self.arrays["hashes"].append(np.frombuffer(self.hash.digest(), np.uint8)[None])
+        self.id = None
+
+    def _with_common_words(self, sheet: Sheet) -> np.ndarray:
+        """Return the inputs of a chunk with the same number for a word in all chunks."""
+        if not sheet.categories:
+            return sheet.u
+        u = sheet.u.copy()
+        for name, words in sheet.categories.items():
+            known = self.categories[name]
+            new = np.array([known.setdefault(word, len(known)) for word in words] + [np.nan])
+            j = sheet.features.index(name)
+            codes = np.where(np.isnan(u[:, j]), len(words), u[:, j]).astype(np.int64)
+            u[:, j] = new[codes]
+        return u
+
+    def _with_hashed_words(self, u: np.ndarray) -> np.ndarray:
+        """Return inputs with a hash in place of each word's number, which is this set's own."""
+        if not self.categories:
+            return u
+        hashed = u.copy()
+        for name, words in self.categories.items():
+            j = self.features.index(name)
+            numbers = np.array([*map(number_by_hash, words), np.nan])
+            hashed[:, j] = numbers[np.where(np.isnan(u[:, j]), len(words), u[:, j]).astype(int)]
+        return hashed
+
+    def _numbers_of_targets(self, sheet: Sheet) -> np.ndarray:
+        """Return targets [n, k] as they are stored: numbers, or those of labels, -1 if missing."""
+        if self.options.kind != "classify":
+            targets: np.ndarray = sheet.y
+            return targets
+        words = label_words(sheet)
+        known = self.labels
+        new = [-1 if not word else known.setdefault(word, len(known)) for word in words.different]
+        stored: np.ndarray = np.array(new, np.int32)[words.numbers][:, None]
+        return stored
+
+    def _values_of_targets(self, sheet: Sheet) -> np.ndarray:
+        """Return targets [n, k] as numbers, NaN where they are missing or words."""
+        if self.options.kind != "classify":
+            targets: np.ndarray = sheet.y
+            return targets
+        words = label_words(sheet)
+        values = np.array([value_of(word) for word in words.different])
+        of_rows: np.ndarray = values[words.numbers][:, None]
+        return of_rows
+
+    def finish(self) -> JsonDict:
+        """Close the arrays, write description.json, and return it."""
+        assert self.first is not None
+        first = self.first
+        self.arrays["starts"].append(np.array([self.rows]))
+        arrays = {name: array.close() for name, array in self.arrays.items()}
+        self._refuse_at_the_end()
+        columns = {name: text for name, text in first.columns.items() if text or name != "dates"}
+        found = self.steps.equal()
+        kind = self.options.kind
+        if self.lost:
+            self.notes.append(f"{self.lost} rows lack a value and are left out")
+        reading = {
+            "sep": self.options.sep,
+            "decimal": self.options.decimal,
+            "thousands": self.options.thousands,
+            "header": self.options.header,
+            "dates": first.columns.get("dates", self.options.dates),
+            "missing": self.options.missing,
+            "irregular": self.irregular,
+        }
+        names = self.features
+        about = {
+            "format": FORMAT,
+            "rows": self.rows,
+            "sequences": len(self.seen),
+            "features": list(names),
+            "targets": list(first.targets) if first.y is not None else [],
+            "kind": kind,
+            "columns": columns,
+            "categories": {name: list(words) for name, words in self.categories.items()},
+            "labels": list(self.labels),
+            "reading": reading,
+            "arrays": arrays,
+            "sources": self.sources,
+            "moments": self.moments.described(),
+            "target_changes": self.target_changes,
+            "equal_steps": {names[j]: step for j, step in found.items()},
+            "uneven": self._uneven_step(),
+            "notes": self.notes,
+        }
+        text = json.dumps(about, indent=1, ensure_ascii=True, allow_nan=False)
+        (self.folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+        return about
+
+    def _refuse_at_the_end(self) -> None:
+        """Refuse what only all rows together can tell."""
+        assert self.first is not None
+        path = quote_names([source["name"] for source in self.sources], 3)
+        for name, count in zip(self.features, self.moments.count.tolist(), strict=True):
+            if not count:
+                raise DataError(
+                    f"{path} column '{one_line(name)}': every value is missing. Leave the column "
+                    "out with --features."
+                )
+        if self.equals_input is None:
+            return
+        for k, j in np.argwhere(self.equals_input):
+            raise DataError(
+                f"{path}: target '{one_line(self.first.targets[k])}' equals input "
+                f"'{one_line(self.features[j])}' in every row. Leave the input out with "
+                "--features."
+            )
+
+    def _uneven_step(self) -> str:
+        """Return a sentence on the first time step that is not the usual one; "" if all are even.
+
+        The usual step is the median of the first STEPS_LOOKED_AT.
+        """
+        if "time" not in self.arrays:
+            return ""
+        text = describe_uneven(self.folder, self.first, self.sources, STEPS_LOOKED_AT)
+        if text and self.irregular == "refuse":
+            raise DataError(text)
+        return text
+
+
+@functools.cache
+def number_by_hash(word: str) -> float:
+    """Return a number that hardly another word has."""
+    digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=6).digest()
+    return float(int.from_bytes(digest, "little"))
+
+
+def value_of(word: str) -> float:
+    """Return the number that a label is; NaN for a word."""
+    try:
+        value = float(word)
+    except ValueError:
+        return math.nan
+    return value
+
+
+def prepare(
+    paths: Sequence[PathLike],
+    folder: Path,
+    options: Options,
+    irregular: str = "refuse",
+    progress: Progress = lambda path, rows: None,
+) -> JsonDict:
+    """Read tables into the arrays of a prepared set, in a folder that exists; see `prepared`.
+
+    Args:
+        paths: The tables, in their order.
+        folder: Where the arrays are written.
+        options: How the tables are read.
+        irregular: "refuse" or "allow" unequal time steps.
+        progress: Is told of the rows that were read, with their file.
+    """
+    preparing = Preparing(folder, options, irregular)
+    for path in paths:
+        preparing.read(path, progress)
+    return preparing.finish()

@@ -1,0 +1,256 @@
+"""Prepared sets: the same numbers as from the tables, and nothing taken for granted."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from coadjoint.errors import ConfigError, DataError
+from coadjoint.tasks import chunks
+from coadjoint.tasks.data import Data
+from coadjoint.tasks.files.sheet import Options
+from coadjoint.tasks.prepared import open_prepared
+from coadjoint.tasks.preparing import prepare
+
+
+def table(n=12, T=9, seed=0, ids=None, gaps=(), words=False):
+    """Rows of a table with an id, a time, two features and a label that belongs to the sequence."""
+    draw = np.random.default_rng(seed)
+    rows = ["id,time,a,b,c,label" if words else "id,time,a,b,label"]
+    for i in range(n):
+        name = ids[i] if ids else f"s{i}"
+        for t in range(T + i % 3):
+            a, b = draw.normal(size=2).round(4)
+            cells = [name, t, "" if (i, t) in gaps else a, b]
+            if words:
+                cells.append(("sun", "rain", "fog")[draw.integers(3)])
+            rows.append(",".join(map(str, [*cells, "up" if i % 2 else "down"])))
+    return "\n".join(rows) + "\n"
+
+
+def put(folder, name, text):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def prepared(folder, *paths, name="d.co", irregular="refuse", **options):
+    out = folder / name
+    out.mkdir()
+    prepare(paths, out, Options(**options), irregular)
+    return out
+
+
+def assert_same(a: Data, b: Data) -> None:
+    """Both tasks have the same description, batches and held-out sets, to the bit."""
+    for key in ("mean", "std", "target_mean", "target_std", "labels", "masked", "categories", "at"):
+        assert getattr(a.description, key) == getattr(b.description, key), key
+    assert a.splits == b.splits
+    for step in range(5):
+        one, other = a.batch(step, 4, 3), b.batch(step, 4, 3)
+        assert torch.equal(one.u, other.u)
+        assert torch.equal(one.y, other.y)
+    for split in a.splits:
+        pairs = zip(a.held_out(split, 0), b.held_out(split, 0), strict=True)
+        assert all(torch.equal(p.u, q.u) and torch.equal(p.y, q.y) for p, q in pairs)
+        assert list(a.sets[split].ids) == list(b.sets[split].ids)
+        assert [o.times for o in a.sets[split].origins] == [o.times for o in b.sets[split].origins]
+
+
+@pytest.fixture(params=[7, 1000], ids=["small chunks", "one chunk"])
+def rows_per_chunk(request, monkeypatch):
+    """Sequences that go on in the next chunk, or not."""
+    from coadjoint.tasks.files import text
+
+    monkeypatch.setattr(chunks, "ROWS_PER_CHUNK", request.param)
+    monkeypatch.setattr(text, "ROWS_PER_BLOCK", request.param)
+
+
+@pytest.mark.usefixtures("rows_per_chunk")
+@pytest.mark.parametrize(
+    ("reading", "training"),
+    [
+        ({}, {}),
+        ({"kind": "next", "features": ("a", "b")}, {}),
+        ({"kind": "next", "features": ("a", "b")}, {"window": 4, "stride": 2}),
+        ({"kind": "next", "features": ("a", "b")}, {"known": "b", "target": "a"}),
+        ({"kind": "next", "features": ("a", "b")}, {"window": 5, "lags": [2, 4]}),
+        ({"kind": "regress", "target": ("b",), "features": ("a",)}, {"at": "every"}),
+        ({}, {"window": 4, "class_weight": "balanced"}),
+        ({}, {"features": "b"}),
+        ({}, {"standardise": False, "dtype": "float64"}),
+    ],
+)
+def test_a_prepared_set_has_the_bits_of_its_table(tmp_path, reading, training):
+    path = put(tmp_path, "d.csv", table())
+    given = {"kind": "classify", **reading}
+    out = prepared(tmp_path, path, **given)
+    from_file = {**given, **training}
+    names = {"target": "a"} if training.get("known") else {}
+    a = Data.read(path, **from_file | names)
+    b = Data.read(out, **training | names)
+    assert_same(a, b)
+    assert [(x.about, x.metrics) for x in a.baselines] == [
+        (x.about, x.metrics) for x in b.baselines
+    ]
+    assert a.overview.splits == b.overview.splits
+    assert a.overview.hints == b.overview.hints
+
+
+@pytest.mark.usefixtures("rows_per_chunk")
+@pytest.mark.parametrize("missing", ["drop", "ffill", "mask"])
+def test_gaps_are_dealt_with_as_in_a_table(tmp_path, missing):
+    text = table(gaps={(0, 3), (0, 4), (2, 8), (5, 6)})
+    path = put(tmp_path, "d.csv", text)
+    irregular = "allow" if missing == "drop" else "refuse"
+    given = {"kind": "classify", "missing": missing}
+    out = prepared(tmp_path, path, irregular=irregular, **given)
+    assert_same(Data.read(path, irregular=irregular, **given), Data.read(out))
+
+
+@pytest.mark.usefixtures("rows_per_chunk")
+def test_words_have_the_same_inputs(tmp_path):
+    path = put(tmp_path, "d.csv", table(words=True))
+    other = put(tmp_path, "e.csv", table(n=6, seed=1, words=True, ids=[f"t{i}" for i in range(6)]))
+    given = {"kind": "classify", "categorical": ("c",)}
+    out = prepared(tmp_path, path, **given)
+    held = prepared(tmp_path, other, name="e.co", **given)
+    assert_same(Data.read(path, test=other, **given), Data.read(out, test=held))
+
+
+def test_chunks_of_training_are_the_same(tmp_path):
+    path = put(tmp_path, "d.csv", table())
+    a = Data.read(path, kind="next", features=("a", "b"))
+    b = Data.read(prepared(tmp_path, path, kind="next", features=("a", "b")))
+    a.cut_training(3)
+    b.cut_training(3)
+    assert_same(a, b)
+
+
+def test_typed_tables_keep_32_bits(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    draw = np.random.default_rng(0)
+    columns = {
+        "id": np.repeat(np.arange(20), 6),
+        "time": np.tile(np.arange(6), 20),
+        "a": draw.normal(size=120).astype(np.float32),
+        "b": draw.normal(size=120).astype(np.float32),
+        "label": np.repeat(np.arange(20) % 2, 6),
+    }
+    rows = arrow.table(columns)
+    pyarrow.parquet.write_table(rows, tmp_path / "d.parquet", row_group_size=50)
+    pyarrow.feather.write_feather(rows, tmp_path / "d.arrow")
+    for name in ("d.parquet", "d.arrow"):
+        given = {"kind": "classify", "target": ("label",)}
+        out = prepared(tmp_path, tmp_path / name, name=f"{name}.co", **given)
+        assert np.load(out / "u.npy").dtype == np.float32
+        assert_same(Data.read(tmp_path / name, **given), Data.read(out))
+
+
+def test_several_files_are_one_set(tmp_path):
+    one = put(tmp_path, "a.csv", table(n=6))
+    two = put(tmp_path, "b.csv", table(n=6, seed=1, ids=[f"t{i}" for i in range(6)]))
+    both = put(tmp_path, "c.csv", one.read_text() + two.read_text().split("\n", 1)[1])
+    out = prepared(tmp_path, one, two, kind="classify")
+    assert_same(Data.read(both, kind="classify"), Data.read(out))
+    about = json.loads((out / "description.json").read_text())
+    assert [source["name"] for source in about["sources"]] == ["a.csv", "b.csv"]
+    assert about["moments"]["mean"] == pytest.approx(np.load(out / "u.npy").mean(0))
+    assert about["moments"]["std"] == pytest.approx(np.load(out / "u.npy").std(0))
+
+
+@pytest.mark.usefixtures("rows_per_chunk")
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ([table(ids=["x", "y", "x"], n=3)], ["a.csv:21", "'x' appears again"]),
+        ([table(n=3), table(n=1)], ["b.csv:2", "'s0' appears again", "one file"]),
+        (
+            [table(n=2).replace("s0,8,", "s0,7.5,").replace("s0,7,", "s0,9,")],
+            ["a.csv:10", "before"],
+        ),
+        ([table(n=2).replace("s0,8,", "s0,7,")], ["a.csv:10", "same"]),
+        ([table(n=2).replace("s0,8,", "s0,11,")], ["a.csv row 9", "time step is 4"]),
+        ([table(n=2, gaps={(1, 2)})], ["a.csv:13", "missing"]),
+        ([table(n=2).replace("s1,3,", "s1,3,x")], ["a.csv:14", "not a number"]),
+    ],
+)
+def test_what_one_pass_cannot_take_is_refused_by_its_place(tmp_path, texts, words):
+    paths = [put(tmp_path, f"{'ab'[k]}.csv", text) for k, text in enumerate(texts)]
+    with pytest.raises(DataError) as caught:
+        prepared(tmp_path, *paths, kind="classify")
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_options_of_reading_are_settled(tmp_path):
+    out = prepared(tmp_path, put(tmp_path, "d.csv", table()), kind="classify")
+    for wrong in ({"target": "a"}, {"kind": "regress"}, {"missing": "drop"}, {"gaps": True}):
+        with pytest.raises(ConfigError):
+            Data.read(out, **wrong)
+    with pytest.raises(ConfigError, match="--chain"):
+        Data.read(out, rows="samples")
+    with pytest.raises(DataError, match="'z'"):
+        Data.read(out, features=("a", "z"))
+
+
+def test_a_damaged_folder_is_refused(tmp_path):
+    out = prepared(tmp_path, put(tmp_path, "d.csv", table()), kind="classify")
+    about = json.loads((out / "description.json").read_text())
+
+    def refused(match):
+        with pytest.raises(DataError, match=match):
+            Data.read(tmp_path / "bad.co").batch(0, 4, 0)
+        shutil.rmtree(tmp_path / "bad.co")
+        shutil.copytree(out, tmp_path / "bad.co")
+
+    shutil.copytree(out, tmp_path / "bad.co")
+    for key, value in (
+        ("rows", 10**12),
+        ("rows", -1),
+        ("features", ["a", "a"]),
+        ("arrays", {}),
+        ("labels", [1]),
+        ("moments", {}),
+        ("kind", "other"),
+        ("sources", [{}]),
+    ):
+        text = json.dumps({**about, key: value})
+        (tmp_path / "bad.co" / "description.json").write_text(text)
+        refused("not valid")
+    (tmp_path / "bad.co" / "description.json").write_text("[" * 10**5)
+    refused("not JSON|not valid")
+    values = (out / "u.npy").read_bytes()
+    (tmp_path / "bad.co" / "u.npy").write_bytes(values[:-8])
+    refused("cut off")
+    np.save(tmp_path / "bad.co" / "u.npy", np.array([[object()]]), allow_pickle=True)
+    refused("Python objects")
+    starts = np.load(out / "starts.npy")
+    np.save(tmp_path / "bad.co" / "starts.npy", starts[::-1].copy())
+    refused("starts.npy")
+    np.save(tmp_path / "bad.co" / "id_ends.npy", np.zeros(len(starts) - 1, np.int64))
+    refused("ids.npy")
+
+
+def test_digests_tell_changed_values(tmp_path):
+    out = prepared(tmp_path, put(tmp_path, "d.csv", table()), kind="classify")
+    open_prepared(out).check_digests()
+    values = bytearray((out / "u.npy").read_bytes())
+    values[-1] ^= 1
+    (out / "u.npy").write_bytes(values)
+    with pytest.raises(DataError, match="SHA-256"):
+        open_prepared(out).check_digests()
+
+
+def test_a_file_that_shrinks_while_it_is_read_ends_in_an_error(tmp_path):
+    out = prepared(tmp_path, put(tmp_path, "d.csv", table()), kind="classify")
+    data = Data.read(out)
+    with open(out / "u.npy", "r+b") as file:
+        file.truncate(200)
+    with pytest.raises(DataError, match="cut off"):
+        data.batch(0, len(data.sets["train"]), 0)
