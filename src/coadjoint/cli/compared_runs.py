@@ -32,6 +32,7 @@ from .outcomes import (
 )
 from .pool import ENDED, LocalPool, Outcome, RunPool
 from .progress import Report, RunsReporter, Show, report_nothing, show_nothing
+from .task_section import TaskSection
 from .words import split_words
 
 MOST_RUNS = 10_000  # in one comparison
@@ -154,7 +155,7 @@ def task_title(config: schema.Config, name: str = "") -> str:
     for key, value in given.items():
         parts.append(key if value is True else f"{key} {join(value, ',')}")
     for word in name.split()[1:]:
-        if word.partition("=")[0] not in schema.TaskSection.model_fields:
+        if word.partition("=")[0] not in TaskSection.model_fields:
             parts.append(word.replace("=", " "))
     return ", ".join(parts)
 
