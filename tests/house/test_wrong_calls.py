@@ -54,6 +54,7 @@ SOME = WHOLE[:-1]  # torch would make 10**30 layers, one after the other
 SEED = (-1, 1.5, "x", None, [], Odd(), 2**64)
 REAL = ("x", None, [], Odd(), math.nan, math.inf, torch.ones(2))
 NAME = ("no such name", "", 3, None, [], Odd(), b"x")
+NAME_OR_NONE = tuple(value for value in NAME if value is not None)
 KIND = ("x", 3, [], Odd())  # an object of one of our classes
 NET = (None, "x", 3, [], Odd(), torch.nn.Linear(2, 2))
 INPUT = (
@@ -1171,7 +1172,7 @@ CALLS = {
         co.tasks.TemporalOrder,
         {"length": (20, ()), "symbols": (2, (*WHOLE, None))},
     ),
-    "tasks.Addition(rule)": (co.tasks.Addition, {"length": (20, ()), "rule": ("loose", NAME)}),
+    "tasks.Addition(rule)": (co.tasks.Addition, {"length": (20, ()), "rule": ("loose", NAME_OR_NONE)}),
     "tasks.Digits": (co.tasks.Digits, {"pixels": (8, (*WHOLE, None))}),
     "tasks.Music": (co.tasks.Music, {"path": (None, ("no such file.mat", 3, None, [], Odd()))}),
     "tasks.make": (

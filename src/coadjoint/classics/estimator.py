@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,7 @@ class ClassicEstimator:
     def _names(cls) -> list[str]:
         return list(inspect.signature(cls).parameters)
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
+    def get_params(self, deep: bool = True) -> dict[str, object]:
         """The parameters by name. `deep` is scikit-learn's, and has no effect here."""
         return {name: getattr(self, name) for name in self._names()}
 

@@ -154,7 +154,7 @@ def choose_defaults(config: Sections, given: SectionValues, task: Data) -> OwnDe
     return NEXT_STEP if is_next_step else EVERY_STEP
 
 
-def reads_lags(data: Mapping[str, Any], cell: object) -> bool:
+def reads_lags(data: Mapping[str, object], cell: object) -> bool:
     """Whether earlier rows may be inputs by default: forecasts of one step, nothing else asked for.
 
     data: the keys of this section that were given; cell: None if none was. Whether the series is
