@@ -1172,7 +1172,10 @@ CALLS = {
         co.tasks.TemporalOrder,
         {"length": (20, ()), "symbols": (2, (*WHOLE, None))},
     ),
-    "tasks.Addition(rule)": (co.tasks.Addition, {"length": (20, ()), "rule": ("loose", NAME_OR_NONE)}),
+    "tasks.Addition(rule)": (
+        co.tasks.Addition,
+        {"length": (20, ()), "rule": ("loose", NAME_OR_NONE)},
+    ),
     "tasks.Digits": (co.tasks.Digits, {"pixels": (8, (*WHOLE, None))}),
     "tasks.Music": (co.tasks.Music, {"path": (None, ("no such file.mat", 3, None, [], Odd()))}),
     "tasks.make": (
