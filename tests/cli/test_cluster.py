@@ -285,7 +285,7 @@ def test_a_worker_that_leaves_while_it_is_asked_is_let_go(lost, monkeypatch):
     left = {}
     monkeypatch.setattr(made.client, "run", lambda *_, **__: {"tcp://a:1": closed}, raising=False)
     monkeypatch.setattr(made, "look", lambda: setattr(made, "workers", left))
-    with pytest.raises(MissingError, match="^worker a:1 does not answer: Stream is closed.$"):
+    with pytest.raises(MissingError, match=r"^worker a:1 does not answer: Stream is closed\.$"):
         made.ask(cluster_worker.compare_versions)
     left["tcp://b:1"] = {"name": "b"}
     made.ask(cluster_worker.compare_versions)
