@@ -63,7 +63,8 @@ def tune(
         None,
         "--vary",
         help="what to search: 'key=low..high key=a|b', also in several --vary; 'none' leaves a "
-        "setting out. By default step size, cell, width, clipping, dropout, and the penalty and its weight",
+        "setting out. By default step size, cell, width, clipping, dropout, and the penalty and "
+        "its weight",
     ),
     jobs: Optional[int] = typer.Option(
         None, "--jobs", "-j", help="number of parallel processes (default: one per CPU core)"
