@@ -16,7 +16,5 @@ def test_a_process_that_waits_in_vain_says_where(monkeypatch):
     for name, value in LAUNCH.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(distributed, "MEETING_TIMEOUT", timedelta(seconds=1))
-    with pytest.raises(
-        LostProcess, match=r"2 processes .* could not connect at 127\.0\.0\.1:0"
-    ):
+    with pytest.raises(LostProcess, match=r"2 processes .* could not connect at 127\.0\.0\.1:0"):
         distributed.join()
