@@ -101,6 +101,7 @@ def test_an_address_where_nobody_answers_is_refused(coadjoint, here, monkeypatch
         code, _, err = coadjoint(*WORDS, "plain", "--on", address)
     assert (code, err.count("\n")) == (7, 1)
     assert f"no Dask scheduler answers at {address}" in err
+    assert " object at 0x" not in err
 
 
 # what is refused before anything is asked
@@ -276,6 +277,18 @@ def lost(tmp_path):
         return made.complaint(future)
 
     return made, end
+
+
+def test_a_worker_that_leaves_while_it_is_asked_is_let_go(lost, monkeypatch):
+    made, _ = lost
+    closed = distributed.comm.CommClosedError("in <TCP (closed) Scheduler>: Stream is closed.")
+    left = {}
+    monkeypatch.setattr(made.client, "run", lambda *_, **__: {"tcp://a:1": closed}, raising=False)
+    monkeypatch.setattr(made, "look", lambda: setattr(made, "workers", left))
+    with pytest.raises(MissingError, match=r"^worker a:1 does not answer: Stream is closed\.$"):
+        made.ask(cluster_worker.compare_versions)
+    left["tcp://b:1"] = {"name": "b"}
+    made.ask(cluster_worker.compare_versions)
 
 
 def test_a_scheduler_that_is_gone_ends_the_comparison(lost):

@@ -114,7 +114,8 @@ def test_the_best_settings_are_a_command():
 
 @pytest.mark.slow
 def test_a_search_ranks_by_validation_and_sees_the_test_set_once(table, coadjoint):
-    words = ["tune", "--train", "data.csv", "--vary", "lr=1e-3..1e-1 hidden=2..4", "--epochs", "2"]
+    words = ["tune", "--train", "data.csv", "--vary", "lr=1e-3..1e-1", "--vary", "hidden=2..4"]
+    words += ["--epochs", "2"]
     code, out, err = coadjoint(*words, "--trials", "2", "--jobs", "1", "--out", "s")
     assert (code, err) == (0, "")
     assert "goal: valid accuracy; at most 2 trials" in out

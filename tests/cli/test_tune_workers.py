@@ -321,3 +321,10 @@ def test_the_page_draws_all_settings_at_once():
     assert figure.data["trials"][1]["lines"][2] == ["weight", "–"]
     assert make_axis("x", [None, None]).marks == []
     assert parallel_figure(trials[:1], ["lr"], "x").empty
+
+
+def test_the_advice_is_that_of_the_fault():
+    failed = study_storage.explain(OSError('password authentication failed for user "me"'))
+    assert "Check the user and the password" in failed
+    missing = study_storage.explain(OSError("fe_sendauth: no password supplied"))
+    assert "Give it in the URL" in missing

@@ -239,7 +239,7 @@ def test_faults_of_the_server_are_one_line(server, here, coadjoint):
         server.url().replace(str(server.port), "1"): "refused",
     }
     if server.auth != "trust":
-        urls[server.url("wrong-Word")] = "authentication failed"
+        urls[server.url("wrong-Word")] = 'authentication failed for user "me". Check the user'
     for url, message in urls.items():
         words = ["--study", "x", "--storage", url]
         for extra in ([*TASK, "--trials", "1"], ["--show"]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -87,7 +88,7 @@ def connect(address: str, tls: TlsFiles) -> Client:
             warnings.simplefilter("ignore")  # versions that differ: compared below
             return Client(address, security=security, timeout=CONNECT, set_as_default=False)
     except (OSError, ValueError, TypeError, RuntimeError) as error:
-        reason = error_text(error.__cause__ or error)
+        reason = comm_error_text(error.__cause__ or error)
         raise MissingError(
             f"no Dask scheduler answers at {address} ({reason}): start one with `dask scheduler`, "
             "and name the address that it prints."
@@ -121,6 +122,11 @@ def security_of(scheme: str, tls: TlsFiles) -> Security | None:
             "configuration (distributed.comm.tls)."
         )
     return security
+
+
+def comm_error_text(error: BaseException) -> str:
+    """The text of an error of Dask's, without the object that it happened in: "in <TCP ...>: "."""
+    return re.sub(r"^in <[^>]*>: ", "", error_text(error))
 
 
 class ClusterPool:
@@ -184,14 +190,21 @@ class ClusterPool:
             where = f"worker {self.label(address)}"
             if isinstance(answer, ModuleNotFoundError):
                 raise MissingError(f"{where}: {answer}. Install coadjoint[cluster] there, too.")
+            if isinstance(answer, OSError) and self.has_left(address):
+                continue  # workers come and go
             if isinstance(answer, Exception):
-                raise MissingError(f"{where} does not answer: {error_text(answer)}.")
+                raise MissingError(f"{where} does not answer: {comm_error_text(answer)}.")
             if question is cluster_worker.compare_versions:
                 raise MissingError(f"{where}: {answer}. Install the same version on all machines.")
             raise StorageError(
                 f"{where} {answer}. All machines must share this folder, under the same name, "
                 "with locks that hold between them."
             )
+
+    def has_left(self, address: str) -> bool:
+        """Whether a worker is gone, while there are others."""
+        self.look()
+        return bool(self.workers) and address not in self.workers
 
     def label(self, address: str) -> str:
         """A worker in words: its address, after its name if it was given one."""

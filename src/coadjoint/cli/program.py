@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -29,6 +30,7 @@ from ..errors import (
 from ..training import launched
 
 Command = TypeVar("Command", bound=Callable[..., None])
+PATIENCE = 10.0  # seconds that a process of torchrun waits for rank 0 to print an error
 
 
 def hide_types_of_switches(parameters: Iterable[Any]) -> None:
@@ -218,7 +220,9 @@ def main() -> None:
             raise
         fail_once(str(error), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        fail_once("interrupted.", 130)  # as if ended by SIGINT: 128 + 2
+        if launched.rank() > 0:  # rank 0 is interrupted, too, and says so
+            sys.exit(130)
+        fail("interrupted.", 130)  # as if ended by SIGINT: 128 + 2
     except BrokenPipeError:
         # Python writes to stdout once more as it ends; that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -282,9 +286,16 @@ def warn(message: str) -> None:
 
 
 def fail_once(message: str, code: int) -> NoReturn:
-    """As `fail`, but of the processes of torchrun rank 0 alone prints what all of them meet."""
-    if launched.rank() > 0:
-        sys.exit(code)
+    """As `fail`, but of the processes of torchrun rank 0 alone prints what all of them meet.
+
+    The others wait until torchrun ends them, as it does once rank 0 has ended. If they ended first,
+    it would end rank 0, which may not have printed anything yet. A process that is still there
+    after PATIENCE seconds met the error alone, and prints it.
+    """
+    rank = launched.rank()
+    if rank > 0:
+        time.sleep(PATIENCE)
+        message = f"process {rank}: {message}"
     fail(message, code)
 
 

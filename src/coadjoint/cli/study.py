@@ -258,6 +258,7 @@ class Study:
     def tell(self, trial: optuna.Trial, outcome: str) -> None:
         """Report a line about a trial that has ended; trials of other workers are counted, too."""
         chosen = "  ".join(f"{k}={format_parameter(v)}" for k, v in trial.params.items())
+        chosen = chosen or "default settings"  # of the first trial, where they are not searched
         with self.mutex:
             self.own += 1
             others = [t for t in self.ended_trials() if not self.is_mine(t)]

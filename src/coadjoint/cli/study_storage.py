@@ -25,10 +25,10 @@ SCHEMES = ("postgresql+psycopg", "postgresql", "postgres")
 CONNECT_SECONDS = 15  # to wait for a server that does not answer
 LOCKED_SECONDS = 120  # to wait for other workers that write to an SQLite file
 GRACE = 6  # heartbeats that a worker may miss before its trial is taken from it
-# Parts of a server's message, and what to do about them.
+# Parts of a server's message, and what to do about them; the first that fits is told.
 ADVICE = {
-    "password": "Give it in the URL, in PGPASSWORD or in ~/.pgpass.",
     "authentication": "Check the user and the password: in the URL, PGPASSWORD or ~/.pgpass.",
+    "password": "Give it in the URL, in PGPASSWORD or in ~/.pgpass.",
     "does not exist": "Create it: createdb NAME, createuser NAME.",
     "refused": "Check the host and the port.",
     "permission denied": "The user must be allowed to create tables there.",

@@ -59,11 +59,12 @@ def tune(
     minutes: Optional[float] = typer.Option(
         None, "--minutes", help="start no trial after this time, and prune those that still run"
     ),
-    vary: Optional[str] = typer.Option(
+    vary: Optional[list[str]] = typer.Option(
         None,
         "--vary",
-        help="what to search: 'key=low..high key=a|b'; 'none' leaves a setting out. By default "
-        "step size, cell, width, clipping, dropout, and the penalty and its weight",
+        help="what to search: 'key=low..high key=a|b', also in several --vary; 'none' leaves a "
+        "setting out. By default step size, cell, width, clipping, dropout, and the penalty and "
+        "its weight",
     ),
     jobs: Optional[int] = typer.Option(
         None, "--jobs", "-j", help="number of parallel processes (default: one per CPU core)"
@@ -107,7 +108,7 @@ def tune(
         return
     refuse_if_unnamed(storage, study)
     base = setting_flags.given_by_user(config_from_command(task, config, flags))
-    space = search_space.parse_space(vary) if vary else None
+    space = search_space.parse_space(" ".join(vary)) if vary else None
     job = build.build(first_config(base, space))
     if space is None:
         space = search_space.default_space(base, has_time=job.task.shape is None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import time
 import zlib
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import errors
-from ..errors import CoadjointError, InputError, LostProcess, NumericalError
+from ..errors import CoadjointError, InputError, LostProcess, NumericalError, error_text
 from ..gradients.method import Method
 from ..gradients.processes import is_group_there, noticing_deaths
 from ..gradients.shared import Shared
@@ -160,16 +161,31 @@ def join() -> Group:
         torch.cuda.set_device(launched.local_rank() % gpus)
         if gpus >= launched.local_size():
             backend = "cpu:gloo,cuda:nccl"
-    meeting = dist.rendezvous("env://", timeout=MEETING_TIMEOUT)  # type: ignore[attr-defined]
-    store, rank, size = next(iter(meeting))
-    count = next(TIMES)  # what an earlier group has left in the store is not for this one
-    prefixed = dist.PrefixStore  # type: ignore[attr-defined]
-    group_store = prefixed(f"coadjoint {count}", store)
-    dist.init_process_group(
-        backend, store=group_store, rank=rank, world_size=size, timeout=STEP_TIMEOUT
-    )
-    words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT)
+    with noticing_absence():
+        meeting = dist.rendezvous("env://", timeout=MEETING_TIMEOUT)  # type: ignore[attr-defined]
+        store, rank, size = next(iter(meeting))
+        count = next(TIMES)  # what an earlier group has left in the store is not for this one
+        prefixed = dist.PrefixStore  # type: ignore[attr-defined]
+        group_store = prefixed(f"coadjoint {count}", store)
+        dist.init_process_group(
+            backend, store=group_store, rank=rank, world_size=size, timeout=STEP_TIMEOUT
+        )
+        words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT)
     return Group(rank, size, words, prefixed(f"coadjoint notes {count}", store))
+
+
+@contextlib.contextmanager
+def noticing_absence() -> Iterator[None]:
+    """Inside, what torch raises when processes do not find each other becomes a LostProcess."""
+    try:
+        yield
+    except RuntimeError as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise LostProcess(
+            f"the {launched.size()} processes of this run could not connect at {place} "
+            f"({error_text(error)}): start all of them within {MEETING_TIMEOUT.seconds // 60} "
+            "minutes, with an address and a port that all machines can reach."
+        ) from None
 
 
 @contextlib.contextmanager
