@@ -378,8 +378,8 @@ def guesses_of_numbers(
     if d.kind == "next":
         sheet = prediction.cut.sheet
         columns = [sheet.features.index(name) for name in ahead_of(d).predicted]
-        rows = [np.arange(start, stop) for _, start, stop in prediction.cut.pieces]
-        now = sheet.u[np.concatenate(rows)][:, columns][has_target]
+        rows = [sheet.u[start:stop, columns] for _, start, stop in prediction.cut.pieces]
+        now = np.concatenate(rows)[has_target]
         if not np.isnan(now).any():
             yield "last value", now
 

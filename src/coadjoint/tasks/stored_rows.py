@@ -17,7 +17,7 @@ from ..errors import DataError, error_text, one_line
 from .files.numpy_files import ExpectedArray, read_checked_header
 from .files.source import open_file
 
-Key = int | slice | tuple[slice, int]
+Key = int | slice | tuple[slice, int | list[int]]
 
 
 @dataclass(frozen=True, eq=False)
