@@ -42,6 +42,9 @@ class ChunkedTable(Protocol):
     def chunks(self, options: Options) -> Iterator[Sheet]:
         """Yield the rows of the file, some at a time."""
 
+    def share_read(self) -> float:
+        """Return how much of the file was read, from 0 to 1."""
+
 
 def open_table(path: str | os.PathLike[str], options: Options) -> ChunkedTable:
     """Open a table; other files are refused by name."""
@@ -69,6 +72,11 @@ class TextChunks:
         self.rows = TextRows.from_file(source, options, self.problems)
         found = assign_roles(self.rows.data_names, options, self.problems, self.rows.holds_dates)
         self.roles = with_note(found, self.rows.index)
+
+    def share_read(self) -> float:
+        """Return how much of the file was read, by its bytes."""
+        file = self.source.file
+        return 1.0 if file is None else file.tell() / max(1, self.source.size)
 
     def chunks(self, options: Options) -> Iterator[Sheet]:
         """Yield the rows of the file, some at a time."""
@@ -139,6 +147,11 @@ class TypedChunks:
         numbers = [name for name in self.roles.features if name not in self.roles.categorical]
         types = {str(self.file.schema.field(name).type) for name in numbers}
         self.is_exact_in_32_bits = types <= set(EXACT_TYPES)
+        self.rows_read = 0
+
+    def share_read(self) -> float:
+        """Return how much of the file was read, by its rows."""
+        return self.rows_read / max(1, self.file.count)
 
     def chunks(self, options: Options) -> Iterator[Sheet]:
         """Yield the rows of the file, some at a time."""
@@ -157,6 +170,7 @@ class TypedChunks:
                 self.problems.raise_if_any()
                 options = replace(options, dates=columns.date_order or options.dates)
                 first += count
+                self.rows_read += count
                 yield chunk_sheet(self.source, self.roles, columns, options, self.problems, where)
         except (DataError, ConfigError):
             raise
