@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-LIMIT = 100 << 20  # bytes of address space, beyond what the program has after a small run
-C, T, FILES = 32, 100, 4  # a held-out batch has up to 100,000 steps
+LIMIT = 150 << 20  # bytes of address space, beyond what the program has after a small run
+C, T, FILES = 64, 100, 4  # a held-out batch has up to 100,000 steps
 CHILD = """
 import os
 import resource
@@ -68,7 +68,7 @@ def run_limited(folder, *words):
 
 def test_a_set_four_times_the_limit_is_prepared_trained_on_and_resumed(tmp_path):
     each = 1 + 4 * LIMIT // (FILES * C * T * 4)
-    write_tables(tmp_path / "small", 400, 2)  # more than one chunk of rows
+    write_tables(tmp_path / "small", 200, 2)  # more than one chunk of rows
     write_tables(tmp_path / "large", each, FILES)
     run_limited(tmp_path, "prepare", "SET", "--out", "SET.co", "--target", "label", "--quiet")
     assert (tmp_path / "large.co" / "u.npy").stat().st_size > 4 * LIMIT

@@ -160,7 +160,7 @@ class TypedChunks:
 
     def share_read(self) -> float:
         """Return how much of the file was read, by its rows."""
-        return self.rows_read / max(1, self.file.count)
+        return float(self.rows_read / max(1, self.file.count))
 
     def chunks(self, options: Options) -> Iterator[Sheet]:
         """Yield the rows of the file, some at a time."""
