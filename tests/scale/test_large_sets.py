@@ -72,12 +72,10 @@ def test_a_set_four_times_the_limit_is_prepared_trained_on_and_resumed(tmp_path)
     write_tables(tmp_path / "large", each, FILES)
     run_limited(tmp_path, "prepare", "SET", "--out", "SET.co", "--target", "label", "--quiet")
     assert (tmp_path / "large.co" / "u.npy").stat().st_size > 4 * LIMIT
-    network = ["--cell", "gru", "--hidden", 4, "--batch", 4, "--every", 2, "--quiet"]
-    split = ["--split", "0.98,0.01,0.01"]
+    network = ["--cell", "gru", "--no-bidirectional", "--hidden", 4, "--batch", 4, "--every", 2]
+    split = ["--split", "0.98,0.01,0.01", "--quiet"]
     run_limited(
         tmp_path, "train", "--train", "SET.co", "--steps", 2, "--out", "run-SET", *network, *split
     )
     run_limited(tmp_path, "resume", "run-SET", "--steps", 4, "--quiet")
     assert (tmp_path / "run-large" / "model.safetensors").exists()
-    run_limited(tmp_path, "predict", "run-SET", "SET.co", "--out", "SET.csv")
-    assert len((tmp_path / "large.csv").read_text().splitlines()) == FILES * each + 1
