@@ -74,6 +74,36 @@ def test_training_on_a_prepared_set_has_the_weights_of_the_table(tmp_path, capsy
     assert one.read_text() == other.read_text()
 
 
+@pytest.mark.slow
+def test_compare_and_tune_take_a_prepared_set(tmp_path):
+    pytest.importorskip("optuna")
+    table = write_table(tmp_path / "d.csv", 30)
+    out = tmp_path / "d.co"
+    assert run("prepare", table, "--kind", "classify", "--out", out, "--quiet") == 0
+    given = ["--train", out, "--steps", 2, "--jobs", 1, *SHORT]
+    assert run("compare", "-m", "plain", "--seeds", 1, "--out", tmp_path / "c", *given) == 0
+    assert run("tune", "--trials", 1, "--out", tmp_path / "t", *given) == 0
+    assert (tmp_path / "t" / "best" / "model.safetensors").exists()
+
+
+def test_progress_moves_within_a_file(tmp_path, monkeypatch):
+    from coadjoint.tasks import chunks
+    from coadjoint.tasks.files import text
+    from coadjoint.tasks.files.sheet import Options
+    from coadjoint.tasks.preparing import prepare
+
+    monkeypatch.setattr(chunks, "ROWS_PER_CHUNK", 2000)
+    monkeypatch.setattr(text, "ROWS_PER_BLOCK", 2000)
+    table = write_table(tmp_path / "d.csv", 3000, 30)  # larger than what is read at once
+    out = tmp_path / "d.co"
+    out.mkdir()
+    shares = []
+    prepare([table], out, Options(kind="classify"), progress=lambda k, share: shares.append(share))
+    assert 0 < shares[0] < 0.7
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+
+
 def test_what_is_refused(tmp_path, capsys):
     table = write_table(tmp_path / "d.csv")
     out = tmp_path / "d.co"
@@ -88,6 +118,8 @@ def test_what_is_refused(tmp_path, capsys):
         assert words in capsys.readouterr().err
     assert run("prepare", tmp_path / "no*.csv", "--kind", "classify", "--out", out) == 3
     assert run("prepare", table, "--kind", "classify") == 2
+    assert run("prepare", table, "--kind", "classify", "--out", table / "x.co") == 3
+    assert "cannot be written" in capsys.readouterr().err
     np.save(tmp_path / "u.npy", np.zeros((2, 3, 4)))
     assert run("prepare", tmp_path / "u.npy", "--kind", "next", "--out", out) == 2
     assert "tables" in capsys.readouterr().err

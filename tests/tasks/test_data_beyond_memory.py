@@ -63,6 +63,7 @@ def enlarge(small, n):
     out.mkdir()
     draw = np.random.default_rng(0)
     about = json.loads((small / "description.json").read_text())
+    del about["sha256"]  # it is that of the small set
     ids = "".join(f"{i:06d}" for i in range(n)).encode()
     arrays = {
         "u": (draw.standard_normal((n * T, C), dtype=np.float32)),

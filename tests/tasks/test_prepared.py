@@ -217,12 +217,23 @@ def test_a_damaged_folder_is_refused(tmp_path):
         ("arrays", {}),
         ("labels", [1]),
         ("moments", {}),
+        ("moments", dict.fromkeys(about["moments"], 5)),
         ("kind", "other"),
         ("sources", [{}]),
     ):
         text = json.dumps({**about, key: value})
         (tmp_path / "bad.co" / "description.json").write_text(text)
         refused("not valid")
+    for changed in ({"features": ["b", "a"]}, {"notes": ["other"]}):
+        text = json.dumps(about | changed)
+        (tmp_path / "bad.co" / "description.json").write_text(text)
+        refused("was changed")
+    (tmp_path / "bad.co" / "description.json").unlink()
+    refused("description.json does not exist")
+    numbers = np.load(out / "y.npy")
+    numbers[7] = 9
+    np.save(tmp_path / "bad.co" / "y.npy", numbers)
+    refused("no word has")
     (tmp_path / "bad.co" / "description.json").write_text("[" * 10**5)
     refused("not JSON|not valid")
     values = (out / "u.npy").read_bytes()

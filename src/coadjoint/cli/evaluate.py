@@ -42,7 +42,9 @@ MOST_ROWS = 30  # of a table by class or target; the page and the JSON file have
 def evaluate(
     run: Path = typer.Argument(..., metavar="RUN", help="a run folder, or its model.safetensors"),
     data: Path = typer.Argument(
-        ..., metavar="DATA", help="a file like the training file, with its targets"
+        ...,
+        metavar="DATA",
+        help="a file like the training file, or a folder by coadjoint prepare, with targets",
     ),
     resamples: int = typer.Option(
         1000, "--resamples", min=0, help="resamples of the bootstrap; 0 leaves the intervals out"

@@ -53,8 +53,8 @@ def predict(
     data: Path = typer.Argument(
         ...,
         metavar="DATA",
-        help="a file with the columns of the training file, or a folder of images for a chain; the "
-        "target may be missing",
+        help="a file with the columns of the training file, a folder by coadjoint prepare, or a "
+        "folder of images for a chain; the target may be missing",
     ),
     out: Path = typer.Option(
         Path("predictions.csv"),

@@ -90,16 +90,11 @@ def prepare(
     refuse_existing(out, force)
     sizes = [os.path.getsize(path) for path in paths]
     with ProgressReporter(quiet, "files") as report:
-        done = 0
-        rows = 0
 
-        def progress(path: str, count: int) -> None:
-            """Show how far the tables are read."""
-            nonlocal rows, done
-            rows += count
-            while done < len(paths) - 1 and str(paths[done]) != path:
-                done += 1
-            report(sum(sizes[:done]) / max(1, sum(sizes)) * len(paths), len(paths), None)
+        def progress(number: int, share: float) -> None:
+            """Show how far the tables are read, by their bytes."""
+            read = sum(sizes[:number]) + share * sizes[number]
+            report(read / max(1, sum(sizes)) * len(paths), len(paths), None)
 
         def fill(folder: Path) -> JsonDict:
             return write(paths, folder, options, irregular, progress)
@@ -133,8 +128,8 @@ def write_folder(out: Path, force: bool, fill: Callable[[Path], JsonDict]) -> Js
 
     A folder of a run that was killed is called .NAME.XXXX.part and can be removed.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(".part", f".{out.name}.", out.parent))
     except OSError as error:
         raise DataError(f"{one_line(out.parent, 4096)} cannot be written: {error}.") from None
@@ -163,22 +158,29 @@ def current_umask() -> int:
 
 def refuse_existing(out: Path, force: bool) -> None:
     """Refuse a folder that exists, unless it is a prepared set and --force was given."""
-    from ..tasks.prepared import is_prepared
+    from ..tasks.prepared import DESCRIPTION
 
     if not os.path.lexists(out):
         return
     name = one_line(out, 4096)
     if not force:
         raise ConfigError(f"{name} exists. Pass another --out, or --force to replace it.")
-    if not is_prepared(out) or out.is_symlink():
+    if not (out / DESCRIPTION).is_file() or out.is_symlink():
         raise ConfigError(f"{name} is no prepared set: --force does not replace it.")
 
 
 def find_tables(names: list[str]) -> list[Path]:
     """The tables that names, patterns and folders stand for, sorted within each."""
+    from ..tasks.prepared import is_prepared
+
     paths: list[Path] = []
     for name in names:
         path = Path(name)
+        if is_prepared(path):
+            raise ConfigError(
+                f"{one_line(name, 4096)} is a prepared set already: pass it to train, or add "
+                "--check to compare its digests."
+            )
         if path.is_dir():
             found = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
         elif not path.exists() and glob.has_magic(name):

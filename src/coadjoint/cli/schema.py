@@ -28,14 +28,17 @@ class DataSection(Section):
     train: str | None = Field(
         None,
         description="training data: .csv, .csv.gz, .csv.zst, .parquet, .arrow, .npz, .npy or .ts; "
-        "for a --chain also a folder of images",
+        "a folder name.co by coadjoint prepare; for a --chain also a folder of images",
     )
     valid: str | None = Field(
-        None, description="validation data; split off from the training data by default"
+        None,
+        description="validation data, a file or a prepared folder; split off from the training "
+        "data by default",
     )
     test: str | None = Field(
         None,
-        description="test data; split off from the training data if --valid is not given either",
+        description="test data, a file or a prepared folder; split off from the training data if "
+        "--valid is not given either",
     )
     split: tuple[UnitFloat, UnitFloat, UnitFloat] | tuple[UnitFloat, UnitFloat] | None = Field(
         None,

@@ -386,8 +386,8 @@ def guesses_of_numbers(
         sheet = prediction.cut.sheet
         ahead = ahead_of(d)
         columns = [sheet.features.index(name) for name in ahead.predicted]
-        rows = [np.arange(start, stop) for _, start, stop in prediction.cut.pieces]
-        now = sheet.u[np.concatenate(rows)][:, columns][has_target]
+        rows = [sheet.u[start:stop, columns] for _, start, stop in prediction.cut.pieces]
+        now = np.concatenate(rows)[has_target]
         if not np.isnan(now).any():
             yield "last value", ahead.spread(now)
 

@@ -271,7 +271,7 @@ class Model:
         options = dict(options)
         beside = {name: options.pop(name, None) for name in ("lengths", "ids", "times")}
         source = source_of(data, "data", targets=targets, **beside)
-        prediction = self._prepare(source, labelled=True, **options)
+        prediction = self._prepare(source, labelled=True, in_parts=True, **options)
         a = prediction.collect(self.outputs(prediction))
         return assess(prediction, a, resamples=resamples, level=level, seed=seed)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from .cutting import PreparedSheet
 from .files.sheet import Sheet
+from .files.texts import take_texts
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +63,7 @@ def find_asked_rows(sheet: Sheet, kept: np.ndarray, cut: PreparedSheet, at: str)
         ids = [sheet.ids[i] for i in sequence[asked]]
     stamps = None
     if sheet.stamps is not None:
-        stamps = [sheet.stamps[i] for i in asked]
+        stamps = list(take_texts(sheet.stamps, asked))
     has_several_steps = at == "every" and len(np.unique(row)) < len(row)
     return AskedRows(
         row, step[order] if has_several_steps else None, ids, stamps, place[: len(predicted)]

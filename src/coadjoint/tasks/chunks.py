@@ -26,6 +26,7 @@ from .files.texts import WordList
 from .files.typed import typed_columns, used_columns
 
 ROWS_PER_CHUNK = 1 << 15
+NUMBERS_PER_CHUNK = 1 << 19  # of tables with many columns: a chunk is in memory several times
 TEXT = (".csv", ".tsv", ".txt")
 TYPED = (".parquet", ".pq", ".arrow", ".feather")
 EXACT_TYPES = ("float", "halffloat", "int8", "int16", "uint8", "uint16", "bool")  # in 32 bits
@@ -41,6 +42,9 @@ class ChunkedTable(Protocol):
 
     def chunks(self, options: Options) -> Iterator[Sheet]:
         """Yield the rows of the file, some at a time."""
+
+    def share_read(self) -> float:
+        """Return how much of the file was read, from 0 to 1."""
 
 
 def open_table(path: str | os.PathLike[str], options: Options) -> ChunkedTable:
@@ -58,6 +62,11 @@ def open_table(path: str | os.PathLike[str], options: Options) -> ChunkedTable:
     return TypedChunks(source, suffix, options)
 
 
+def rows_at_once(roles: Roles) -> int:
+    """Return how many rows make a chunk."""
+    return min(ROWS_PER_CHUNK, max(256, NUMBERS_PER_CHUNK // max(1, len(roles.features))))
+
+
 class TextChunks:
     """A table in text."""
 
@@ -70,6 +79,11 @@ class TextChunks:
         found = assign_roles(self.rows.data_names, options, self.problems, self.rows.holds_dates)
         self.roles = with_note(found, self.rows.index)
 
+    def share_read(self) -> float:
+        """Return how much of the file was read, by its bytes."""
+        file = self.source.file
+        return 1.0 if file is None else file.tell() / max(1, self.source.size)
+
     def chunks(self, options: Options) -> Iterator[Sheet]:
         """Yield the rows of the file, some at a time."""
 
@@ -78,7 +92,7 @@ class TextChunks:
 
         blocks = self.rows.blocks()
         while True:
-            some = SomeBlocks(self.rows, blocks)
+            some = SomeBlocks(self.rows, blocks, rows_at_once(self.roles))
             if some.is_over:
                 self.problems.raise_if_any()
                 return
@@ -98,7 +112,10 @@ class TextChunks:
 class SomeBlocks:
     """Some of the blocks of a text, as rows."""
 
-    def __init__(self, rows: TextRows, blocks: Iterator[tuple[list[int], list[list[str]]]]) -> None:
+    def __init__(
+        self, rows: TextRows, blocks: Iterator[tuple[list[int], list[list[str]]]], most: int
+    ) -> None:
+        """most: rows, after which the last block ends."""
         self.names = rows.names
         self.rows = rows
         self.taken: list[tuple[list[int], list[list[str]]]] = []
@@ -106,7 +123,7 @@ class SomeBlocks:
         for block in blocks:
             self.taken.append(block)
             count += len(block[0])
-            if count >= ROWS_PER_CHUNK:
+            if count >= most:
                 break
 
     def place(self, line: int) -> str:
@@ -139,6 +156,11 @@ class TypedChunks:
         numbers = [name for name in self.roles.features if name not in self.roles.categorical]
         types = {str(self.file.schema.field(name).type) for name in numbers}
         self.is_exact_in_32_bits = types <= set(EXACT_TYPES)
+        self.rows_read = 0
+
+    def share_read(self) -> float:
+        """Return how much of the file was read, by its rows."""
+        return float(self.rows_read / max(1, self.file.count))
 
     def chunks(self, options: Options) -> Iterator[Sheet]:
         """Yield the rows of the file, some at a time."""
@@ -149,7 +171,7 @@ class TypedChunks:
 
         first = 1
         try:
-            for batch in file.batches(used_columns(self.roles), ROWS_PER_CHUNK):
+            for batch in file.batches(used_columns(self.roles), rows_at_once(self.roles)):
                 count = batch.batch.num_rows
                 columns = typed_columns(
                     batch, count, first, self.roles, options, self.problems, where
@@ -157,6 +179,7 @@ class TypedChunks:
                 self.problems.raise_if_any()
                 options = replace(options, dates=columns.date_order or options.dates)
                 first += count
+                self.rows_read += count
                 yield chunk_sheet(self.source, self.roles, columns, options, self.problems, where)
         except (DataError, ConfigError):
             raise

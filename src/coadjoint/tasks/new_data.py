@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -19,9 +20,16 @@ from .future_rows import split_future
 from .memory import InMemory, Source, read_source
 from .option_checks import check_choice, refuse_options_of_time
 from .prediction import Prediction
-from .preparation import column_names, encode_labels, fill_for_prediction, match_features
-from .prepared import StoredSheet, in_memory
+from .preparation import (
+    column_names,
+    encode_labels,
+    fill_for_prediction,
+    match_features,
+    refuse_uneven,
+)
+from .prepared import StoredSheet, in_memory, is_prepared
 from .scaling import inputs_of
+from .stored_sets import StoredInputs
 
 
 def read_new(
@@ -32,12 +40,14 @@ def read_new(
     whole: bool = False,
     labelled: bool = False,
     target: ColumnNames = None,
+    in_parts: bool = False,
     **reading: Option,
 ) -> Prediction:
     """Read new sequences or samples; arguments as in `Data.for_prediction`.
 
     labelled: whether the targets are read too; data without them are refused. target: their
-    columns, if they are called otherwise than in training.
+    columns, if they are called otherwise than in training. in_parts: leave the rows of a prepared
+    set on disk, and make the inputs of a batch when it is drawn, as far as the network allows.
     """
     d = description
     if not isinstance(d, Description):
@@ -69,20 +79,33 @@ def read_new(
     )
     has_known = bool(d.ahead.get("known"))
     # Rows of the future lack what is predicted: they are told apart before gaps are refused.
-    reads = replace(options, missing="mask") if has_known else options
+    reads = options
+    if has_known and not is_prepared(source):
+        reads = replace(options, missing="mask")
     sheet = match_features(match_arrays(read_source(source, reads), source, d), d)
     future: list[np.ndarray] = []
-    if has_known:
-        sheet, future = split_future(sheet, d, options)
     if has_targets and d.kind == "classify":
         sheet = encode_labels(sheet, d.labels)
+    is_on_disk = False
     if isinstance(sheet, StoredSheet):
-        sheet = in_memory(sheet, options.max_bytes)
-    filled, kept = fill_for_prediction(sheet, missing, irregular)
+        refuse_uneven(sheet, irregular)
+        is_on_disk = in_parts and not has_known
+        sheet = sheet if is_on_disk else in_memory(sheet, options.max_bytes)
+    if has_known:
+        sheet, future = split_future(sheet, d, options)
+    if is_on_disk:
+        # Gaps were dealt with when the set was written.
+        sheet = replace(sheet, rows=np.arange(len(sheet.u)))
+        filled, kept = sheet, np.ones(len(sheet.u), bool)
+    else:
+        filled, kept = fill_for_prediction(sheet, missing, irregular)
     cut = cut_for_prediction(filled, d.at, None if whole else d.window)
     asked = find_asked_rows(sheet, kept, cut, d.at)
     path = Path(source.path if isinstance(source, InMemory) else source)
-    u = inputs_of(cut.sheet, d, "", future)
+    if is_on_disk:
+        u = cast(np.ndarray, StoredInputs(cut.sheet, d))
+    else:
+        u = inputs_of(cut.sheet, d, "", future)
     prediction = Prediction(d, path, cut, u, asked, future=future)
     if keep is None or keep is False:
         return prediction
@@ -130,13 +153,14 @@ def targets_of(prediction: Prediction) -> np.ndarray:
                 "model.roll."
             )
         columns = [sheet.features.index(name) for name in ahead.predicted]
-        after = np.full((len(sheet.u), ahead.width), np.nan)
-        for start, T in zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True):
-            count = T - ahead.horizon
+        of_pieces = []
+        for _, start, stop in cut.pieces:  # each is a whole sequence
+            after = np.full((stop - start, ahead.width), np.nan)
+            count = stop - start - ahead.horizon
             if count > 0:
-                values = sheet.u[start : start + T, columns]
-                after[start : start + count] = ahead.targets_of(values)
-        return np.concatenate([after[start:stop] for _, start, stop in cut.pieces])
+                after[:count] = ahead.targets_of(sheet.u[start:stop, columns])
+            of_pieces.append(after)
+        return np.concatenate(of_pieces)
     if sheet.y is None:
         raise DataError(f"{sheet.path} has no targets to compare the predictions with.")
     if d.at == "every" and sheet.y_per == "sequence":

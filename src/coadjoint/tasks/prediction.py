@@ -34,7 +34,7 @@ class Prediction:
     description: Description
     source: Path
     cut: PreparedSheet
-    u: np.ndarray  # [N, inputs]
+    u: np.ndarray  # [N, inputs]; of rows on disk, `StoredInputs`
     asked: AskedRows
     kept: Sequence[Column] = ()
     future: Sequence[np.ndarray] = ()  # [F, known inputs] of each series, if columns are known

@@ -307,9 +307,7 @@ def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) ->
     with when it was written.
     """
     if isinstance(sheet, StoredSheet):
-        assert sheet.about is not None
-        if irregular == "refuse" and sheet.about["uneven"]:
-            raise DataError(sheet.about["uneven"])
+        refuse_uneven(sheet, irregular)
         return sheet
     if missing == "drop" and sheet.shape is not None:
         sheet = drop_samples(sheet)
@@ -369,6 +367,13 @@ def refuse_irregular(sheet: Sheet, otherwise: str) -> None:
     text = sheet.describe_uneven_step(otherwise)
     if text:
         raise DataError(text)
+
+
+def refuse_uneven(sheet: StoredSheet, irregular: str) -> None:
+    """Refuse the uneven time steps of a prepared set if `irregular` is "refuse"."""
+    assert sheet.about is not None
+    if irregular == "refuse" and sheet.about["uneven"]:
+        raise DataError(sheet.about["uneven"])
 
 
 def drop_rows(sheet: Sheet, kind: str, at: str) -> Sheet:

@@ -104,9 +104,11 @@ def slices(count: int, size: int = 1 << 16) -> list[slice]:
 
 def is_prepared(path: object) -> bool:
     """Tell whether a path is the folder of a prepared set."""
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) or not os.path.isdir(path):
         return False
-    return os.path.isfile(os.path.join(path, DESCRIPTION))
+    # A folder of this name whose description is lost or cannot be read is a damaged set.
+    is_called_so = Path(os.fspath(path)).suffix == ".co"
+    return is_called_so or os.path.isfile(os.path.join(path, DESCRIPTION))
 
 
 def open_prepared(path: PathLike) -> PreparedSet:
@@ -122,15 +124,26 @@ def open_prepared(path: PathLike) -> PreparedSet:
         raise DataError(
             f"{source.path} is damaged: '{wrong}' is not valid. Prepare the folder again."
         )
+    if about.get("sha256", digest_of(about)) != digest_of(about):
+        raise DataError(
+            f"{source.path} was changed after it was written. Prepare the folder again, with the "
+            "options that are meant."
+        )
     prepared = PreparedSet(folder, about)
     for name in about["arrays"]:
         prepared.array(name)  # refuses another shape, or a file of another size
     return prepared
 
 
+def digest_of(about: JsonDict) -> str:
+    """Return the SHA-256 sum of a description, without its own entry for it."""
+    rest = {key: value for key, value in about.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def first_wrong(about: JsonDict) -> str:
     """Return the first key of a description that is not valid; "" if all are."""
-    if not isinstance(about, dict) or set(about) != KEYS:
+    if not isinstance(about, dict) or set(about) - {"sha256"} != KEYS:
         return "keys"
     if about["format"] != FORMAT:
         return "format"
@@ -186,6 +199,7 @@ def checks(about: JsonDict) -> Iterator[tuple[str, bool]]:
         yield "sources", isinstance(source["name"], str) and type(source["first"]) is int
     moments = about["moments"]
     yield "moments", isinstance(moments, dict) and set(moments) == MOMENTS
+    yield "moments", all(isinstance(v, list) for v in moments.values())
     yield "moments", all(len(v) == len(features) and are_finite(v) for v in moments.values())
     steps = about["equal_steps"]
     yield "equal_steps", isinstance(steps, dict) and are_finite(list(steps.values()))
@@ -279,7 +293,15 @@ class Flat:
         if isinstance(places, slice):
             start, stop, step = places.indices(len(self.rows))
             return self.rows.read(start, max(start, stop))[::step, 0]
-        return np.array([self.rows[int(place)][0] for place in places])
+        values = np.empty(len(places))
+        for block in slices(len(places)):
+            some = places[block]
+            first, last = int(some.min()), int(some.max())
+            if last - first < 8 * len(some):  # one read is quicker than many
+                values[block] = self.rows.read(first, last + 1)[some - first, 0]
+            else:
+                values[block] = [self.rows[int(place)][0] for place in some]
+        return values
 
 
 def write_times(values: np.ndarray, has_dates: bool) -> list[str]:

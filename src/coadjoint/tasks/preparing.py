@@ -23,13 +23,13 @@ from .chunks import appears_again, open_table, out_of_order
 from .description import JsonDict, PathLike
 from .files.sheet import Options, Sheet, quote_names
 from .preparation import carried_forward, kind_of, label_words
-from .prepared import DESCRIPTION, FORMAT
+from .prepared import DESCRIPTION, FORMAT, digest_of
 from .running_moments import RunningMoments, WrittenRows
 from .step_range import StepRange
 from .uneven import describe_uneven
 
 STEPS_LOOKED_AT = 1 << 20  # whose median is the usual time step
-Progress = Callable[[str, int], None]
+Progress = Callable[[int, float], None]  # the number of a file, and the share that was read
 
 
 class Preparing:
@@ -87,7 +87,7 @@ class Preparing:
                 name = "all" if len(self.sources) == 1 else Path(path).stem
                 sheet = replace(sheet, ids=[name])
             self._add(sheet)
-            progress(table.source.path, len(sheet.lines))
+            progress(len(self.sources) - 1, table.share_read())
         self._end_sequence()
 
     def _like_first(self, reads: Options) -> Options:
@@ -363,6 +363,7 @@ class Preparing:
             "uneven": self._uneven_step(),
             "notes": self.notes,
         }
+        about["sha256"] = digest_of(about)
         text = json.dumps(about, indent=1, ensure_ascii=True, allow_nan=False)
         (self.folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
         return about
@@ -420,7 +421,7 @@ def prepare(
     folder: Path,
     options: Options,
     irregular: str = "refuse",
-    progress: Progress = lambda path, rows: None,
+    progress: Progress = lambda number, share: None,
 ) -> JsonDict:
     """Read tables into the arrays of a prepared set, in a folder that exists; see `prepared`.
 
@@ -429,7 +430,7 @@ def prepare(
         folder: Where the arrays are written.
         options: How the tables are read.
         irregular: "refuse" or "allow" unequal time steps.
-        progress: Is told of the rows that were read, with their file.
+        progress: Is told how much was read of which file: its number, and a share of it.
     """
     preparing = Preparing(folder, options, irregular)
     for path in paths:

@@ -7,6 +7,7 @@ a file that is cut off while it is mapped would end the program.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..errors import DataError, error_text, one_line
 from .files.numpy_files import ExpectedArray, read_checked_header
 from .files.source import open_file
 
-Key = int | slice | tuple[slice, int]
+Key = int | slice | tuple[slice, int | list[int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +45,12 @@ class RowsOnDisk:
     def open(cls, path: Path, expected: ExpectedArray, shape: Sequence[int]) -> RowsOnDisk:
         """Open a file whose header is checked: it must have this shape, and all its bytes."""
         name = one_line(path, 4096)
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
+        # Without O_NONBLOCK, opening a pipe would wait for its writer.
+        with open_file(path, getattr(os, "O_NONBLOCK", 0)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(f"{name} is no regular file. Prepare the folder again.")
+            size = status.st_size
             found, order, dtype = read_checked_header(file, size, name, expected)
             begin = file.tell()
             if tuple(found) != tuple(shape) or order != "C":
@@ -124,8 +129,19 @@ class RowsOnDisk:
             rows = rows[:, list(self.columns)]
         # Row by row in memory, like rows that were read at once: sums have the same bits then.
         values = np.array(rows, dtype=np.float64, order="C")
+        if not np.isfinite(values.sum()) and np.isinf(values).any():
+            raise self._damaged(start, "an infinite value")
         for column, numbers in self.renamed.items():
             codes = values[:, column]
+            if (codes >= len(numbers)).any():
+                raise self._damaged(start, "a number that no word has")
             known = np.where(np.isnan(codes) | (codes < 0), len(numbers), codes).astype(np.int64)
             values[:, column] = np.append(numbers, np.nan)[known]
         return values
+
+    def _damaged(self, start: int, what: str) -> DataError:
+        """Return the error for a value that was not written by `prepare`."""
+        return DataError(
+            f"{self.path}: the rows from {start} on hold {what}. The folder is damaged: prepare it "
+            "again."
+        )

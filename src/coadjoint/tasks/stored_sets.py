@@ -121,6 +121,26 @@ class StoredPieces(Made):
         return stored_sequences(Part(cut, chosen), self.description)
 
 
+class StoredInputs:
+    """The inputs [N, inputs] of rows on disk for a prediction, by slices within one sequence."""
+
+    def __init__(self, sheet: Sheet, description: Description) -> None:
+        self.sheet = sheet
+        self.description = description
+
+    def __len__(self) -> int:
+        return len(self.sheet.u)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        sheet = self.sheet
+        sequence = int(np.searchsorted(sheet.starts, rows.start, "right")) - 1
+        # Inputs may be those of earlier rows of the sequence.
+        earlier = max(self.description.ahead.get("lags", ()), default=0)
+        begin = max(int(sheet.starts[sequence]), rows.start - earlier)
+        part = slice_sheet(sheet, begin, rows.stop)
+        return inputs_of(part, self.description, "")[rows.start - begin :]
+
+
 def has_target(target: Entry) -> bool:
     """Tell whether a piece has a target at any step."""
     values = np.asarray(target)

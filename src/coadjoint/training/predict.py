@@ -22,8 +22,9 @@ from ..networks.chain_text import WEIGHTED, parse_chain
 from ..networks.factory import cell_names
 from ..networks.interface import Net
 from ..objectives.batch import Batch
-from ..tasks.data import Data
-from ..tasks.description import ColumnNames, PathLike
+from ..tasks.description import ColumnNames, Option, PathLike
+from ..tasks.memory import source_of
+from ..tasks.new_data import read_new
 from ..tasks.prediction import Prediction
 from . import model_schema, schemas, storage
 from .files import read_regular
@@ -250,7 +251,7 @@ def predict(
     *,
     keep: ColumnNames | bool = None,
     whole: bool = False,
-    **reading: object,
+    **reading: Option,
 ) -> tuple[int, tuple[str, ...]]:
     """Write predictions for the file `data` to the file `out`, in the format that its name says.
 
@@ -272,7 +273,7 @@ def predict_file(
     *,
     keep: ColumnNames | bool = None,
     whole: bool = False,
-    **reading: object,
+    **reading: Option,
 ) -> Prediction:
     """Do what `predict` does, and return the sequences or samples of the file `data`."""
     check_path("out", out)
@@ -283,7 +284,10 @@ def predict_file(
             f"{run} was trained on task '{description.get('task')}', not on files, so it cannot "
             "predict from a file."
         )
-    prediction = Data.for_prediction(description["data"], data, keep=keep, whole=whole, **reading)
+    source = source_of(data, "data")
+    prediction = read_new(
+        description["data"], source, keep=keep, whole=whole, in_parts=True, **reading
+    )
     prediction = with_note_on_windows(net, prediction)
     write_predictions(prediction, out, compute_outputs(net, prediction))
     return prediction
