@@ -30,14 +30,11 @@ REFUSED = {
     "a folder in use": f"{COMMAND} --out {{folder}}/run",
     "fewer shards than processes": f"{COMMAND} --shards 1 --out {{folder}}/new",
     "no such file": "train --train nowhere.csv --out {folder}/new",
-    "no such flag": "train temporal-order --stpes 3",
     "hessian-free": "train temporal-order --optimiser hessian-free --out {folder}/new",
     "ridge": "train temporal-order --optimiser ridge --freeze W,R,b --out {folder}/new",
     "temporal": "train temporal-order --direction temporal --out {folder}/new",
     "omega-published": "train temporal-order --penalty omega-published --out {folder}/new",
-    "another command": "compare addition --out {folder}/new",
     "other settings": f"{COMMAND} --batch 8 --out {{folder}}/run --continue",
-    "nowhere to continue": f"{COMMAND} --continue",
 }
 
 

@@ -141,14 +141,11 @@ WORDS = {
     "a folder in use": "already holds a run",
     "fewer shards than processes": "this run has 1 shard, but torchrun started",
     "no such file": "nowhere.csv does not exist",
-    "no such flag": "Did you mean --steps?",
     "hessian-free": "optimiser 'hessian-free' needs all samples of a step in one process",
     "ridge": "optimiser 'ridge' needs all samples of a step in one process",
     "temporal": "direction 'temporal' needs the costates of all samples in one process",
     "omega-published": "penalty 'omega-published' is one value for the whole batch",
-    "another command": "which only `train` and `resume` can share",
     "other settings": "--batch was 7 and is now 8",
-    "nowhere to continue": "--continue needs --out",
 }
 
 
@@ -164,6 +161,26 @@ def test_a_refusal_ends_all_processes_and_is_printed_once(size, name):
     assert WORDS[name] in err
     assert others == [[code, "", ""]] * (size - 1)
     assert not (folder / "new").exists()
+
+
+# Refused before the processes are connected; test_errors_under_torchrun has what the others print.
+EARLY = {
+    "train temporal-order --stpes 3": "Did you mean --steps?",
+    "compare addition --out new": "which only `train` and `resume` can share",
+    f"{COMMAND} --continue": "--continue needs --out",
+}
+
+
+@pytest.mark.parametrize(("words", "complaint"), EARLY.items())
+def test_rank_0_refuses_before_it_connects(words, complaint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    launch = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = call(words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert complaint in err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_that_dies_ends_the_run_with_one_line(tmp_path):

@@ -987,8 +987,8 @@ def test_what_json_lacks_survives_a_resume(tmp_path, monkeypatch):
     look = validation.evaluate
     values = {4: float("nan"), 8: float("-inf"), 12: 0.25, 16: float("nan"), 18: float("nan")}
 
-    def strange(net, task, split, seed=0, draw=0, n=1000):
-        found = look(net, task, split, seed, draw, n)
+    def strange(net, task, split, seed=0, draw=0, n=1000, *more):
+        found = look(net, task, split, seed, draw, n, *more)
         return found | ({"right": values[draw], "loss": float("inf")} if draw in values else {})
 
     monkeypatch.setattr(validation, "evaluate", strange)

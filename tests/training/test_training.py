@@ -258,8 +258,8 @@ def test_success_must_be_confirmed_on_more_sequences(monkeypatch, confirmed, ste
     """right is 1 from step 4 on; the first confirmation may fail."""
     look, asked = validation.evaluate, []
 
-    def scripted(net, task, split, seed=0, draw=0, n=1000):
-        found = look(net, task, split, seed, draw, 4)
+    def scripted(net, task, split, seed=0, draw=0, n=1000, *more):
+        found = look(net, task, split, seed, draw, 4, *more)
         asked.append((draw, n))
         if str(draw).startswith("confirm"):
             return found | {"right": confirmed.pop(0) if confirmed else 1.0}
@@ -721,8 +721,8 @@ def test_the_loss_may_choose_the_weights_in_place_of_the_metric(monkeypatch):
     look = validation.evaluate
     losses = {2: 0.5, 4: 0.7, 6: 0.2, 8: 0.3, 10: 0.4}
 
-    def scripted(net, task, split, seed=0, draw=0, n=1000):
-        return look(net, task, split, seed, draw, n) | {"loss": losses.get(draw, 9.0)}
+    def scripted(net, task, split, seed=0, draw=0, n=1000, *more):
+        return look(net, task, split, seed, draw, n, *more) | {"loss": losses.get(draw, 9.0)}
 
     monkeypatch.setattr(validation, "evaluate", scripted)
     given = [9, 3, 2, 4, 5, 6, 7]
