@@ -120,7 +120,9 @@ class LeashedProcess:
 
     def __init__(self, words: list[str], cwd: str) -> None:
         """words: the command line without "coadjoint". The process starts at once."""
-        self._errors = tempfile.NamedTemporaryFile(prefix="coadjoint-", suffix=".txt")  # noqa: SIM115
+        self._errors = tempfile.NamedTemporaryFile(  # noqa: SIM115 (closed with the process)
+            prefix="coadjoint-", suffix=".txt"
+        )
         environment = {**os.environ}
         environment.setdefault("OMP_NUM_THREADS", "1")  # as in the local pool
         self._process = subprocess.Popen(

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import escape_controls
 from .flags import SectionValues, given_values, resolve, with_setting_flags
+from .predict import READING_TEXTS
 from .program import app, command_line, print_escaped, warn, with_examples
 from .schema import READING_KEYS
 
@@ -19,12 +20,7 @@ from .schema import READING_KEYS
 @functools.partial(
     with_setting_flags,
     only={"data": READING_KEYS},
-    texts={
-        ("data", "id"): "column that identifies the sequence, if it is called otherwise than in "
-        "training; '' for none",
-        ("data", "time"): "column that orders the time steps, if it is called otherwise than in "
-        "training; '' for none",
-    },
+    texts=READING_TEXTS,
 )
 @with_examples(
     "coadjoint explain runs/waves new.csv",

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import ConfigError, escape_controls
 from .flags import SectionValues, given_values, resolve, with_setting_flags
+from .predict import READING_TEXTS
 from .program import app, command_line, print_escaped, print_table, warn, with_examples
 from .schema import READING_KEYS
 
@@ -22,12 +23,7 @@ if TYPE_CHECKING:
 @functools.partial(
     with_setting_flags,
     only={"data": READING_KEYS},
-    texts={
-        ("data", "id"): "column that identifies the sequence, if it is called otherwise than in "
-        "training; '' for none",
-        ("data", "time"): "column that orders the time steps, if it is called otherwise than in "
-        "training; '' for none",
-    },
+    texts=READING_TEXTS,
 )
 @with_examples(
     "coadjoint forecast runs/sales sales.csv --steps 12",

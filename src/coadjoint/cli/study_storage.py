@@ -18,7 +18,7 @@ from ..errors import CoadjointError, ConfigError, MissingError, StorageError, hi
 from ..training import files
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna.storages import BaseStorage
 
 EXAMPLES = "postgresql+psycopg://user@host/db, sqlite:///FILE or journal:FILE"
 SCHEMES = ("postgresql+psycopg", "postgresql", "postgres")
@@ -71,7 +71,7 @@ class StoragePlace:
             return None
         return Path(self.url.removeprefix("sqlite:///"))
 
-    def open(self, heartbeat: int) -> optuna.storages.BaseStorage:
+    def open(self, heartbeat: int) -> BaseStorage:
         """Optuna's storage in this place, whose tables or file are created if they are missing.
 
         heartbeat: seconds between two signs of life of a worker; only a server takes them.
@@ -84,10 +84,13 @@ class StoragePlace:
             if self.kind == "journal":
                 from optuna.storages.journal import JournalFileBackend
 
-                return optuna.storages.JournalStorage(JournalFileBackend(self.url))  # type: ignore[no-any-return]
+                backend = JournalFileBackend(self.url)
+                journal: BaseStorage = optuna.storages.JournalStorage(backend)
+                return journal
             if self.kind == "sqlite":
                 wait = {"connect_args": {"timeout": LOCKED_SECONDS}}
-                return optuna.storages.RDBStorage(self.url, engine_kwargs=wait)  # type: ignore[no-any-return]
+                file: BaseStorage = optuna.storages.RDBStorage(self.url, engine_kwargs=wait)
+                return file
             import_psycopg()
             connection = {
                 "connect_args": {"connect_timeout": CONNECT_SECONDS},
