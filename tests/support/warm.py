@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
+PATIENCE = 300  # seconds, for a machine that is busy
 SHIM = """#!/bin/sh
 exec "{python}" -I -S "{client}" ask "{socket}" {command} "$@"
 """
@@ -70,6 +71,26 @@ def run(
         return subprocess.CompletedProcess(command, code, out.read(), err.read())
 
 
+def launch(
+    processes: int, script: Path, *words: object, cwd: Path, env: Mapping[str, str] | None = None
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a script in several processes that find each other as those of torchrun do."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    started = []
+    with ThreadPoolExecutor(processes) as pool:
+        for rank in range(processes):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
+            given = {**(env or os.environ), **meeting, **size, **place}
+            started.append(pool.submit(run, script, *words, cwd=cwd, env=given))
+    return [each.result() for each in started]
+
+
 def path() -> str:
     """A PATH on which `python` and `coadjoint` are forks of the server."""
     return os.pathsep.join([server().folder.name, os.environ["PATH"]])
@@ -82,6 +103,7 @@ def ask(place: str, words: list[str], streams: list[int], cwd: str, env: Mapping
         socket.send_fds(connection, [b"!"], streams)
         connection.sendall(json.dumps([words, cwd, dict(env)]).encode())
         connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(PATIENCE)
         return int(connection.recv(10) or 1)
 
 
