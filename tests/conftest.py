@@ -1,6 +1,7 @@
 """One thread per worker, NaN in unwritten arrays, and a count of gradient cases at the end."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -87,6 +88,12 @@ def pytest_collection_modifyitems(config, items):
         left_out |= cases_not_sampled(items)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish():
+    """What collection has made stays: the garbage collector need not look at it time and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def cases_not_sampled(items):
