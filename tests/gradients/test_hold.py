@@ -326,3 +326,24 @@ def test_other_things_to_hold_are_refused():
     run = build.network()(torch.zeros(3, 2, 3, dtype=F64))
     with pytest.raises(co.InputError, match="part of costates to hold"):
         run.costates("squared", torch.zeros(2, 2), hold="state")
+
+
+def test_costates_that_are_sources_alone_have_no_gradient():
+    """One step, or all but the readout frozen: nothing moves the penalty, and it is not refused."""
+    net = build.network("gru")
+    held = co.Penalised("squared-norm", RHO, hold="source")
+    for frozen, T in ((False, 1), (True, 4)):
+        for name, p in net.named_parameters():
+            p.requires_grad_(name in ("V", "b_o") or not frozen)
+        batch = build.batch(net, T=T)
+        plain = co.BPTT()(net, batch, "squared").gradient
+        found = held(net, batch, "squared").gradient
+        alone = co.Penalised("squared-norm", RHO, pretrain=1, hold="source")
+        nothing = alone(net, batch, "squared").gradient
+        for name, g in plain.items():
+            close(found[name], g, 1e-15, name)
+            assert not nothing[name].any()
+    net.requires_grad_()
+    detached = co.Penalised(lambda lam: lam.norms().detach().sum(0), hold="source")
+    with pytest.raises(co.InputError, match="does not depend on the costates"):
+        detached(net, build.batch(net), "squared")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from ..objectives.batch import Batch
 from ..objectives.draws import drawing
 from ..objectives.losses import LossLike
 from ..objectives.penalties import Penalty, log_decay, penalty
+from ..objectives.penalty_type import layers_of
 from ..objectives.schedules import Schedule
 from ..objectives.weights import Steered
 from .bptt import BPTT
@@ -298,7 +299,7 @@ class Penalised(Method):
             objective = batch.mean(self._objective(lam.loss, G, rho))
             leaves = list(parameters.values())
             try:
-                grads = torch.autograd.grad(objective, leaves, allow_unused=True)
+                grads = differentiate_by(leaves, objective)
             except NumericalError as error:
                 if not isinstance(rho, float) or rho < LARGE:
                     raise
@@ -379,6 +380,13 @@ class Penalised(Method):
             self.state["samples"] += len(known)
 
 
+def differentiate_by(leaves: Sequence[Tensor], objective: Tensor) -> Sequence[Tensor | None]:
+    """Return the derivatives of the objective; None where it does not depend on a leaf."""
+    if not objective.requires_grad:  # pretraining, where all costates are sources that are held
+        return [None] * len(leaves)
+    return torch.autograd.grad(objective, leaves, allow_unused=True)
+
+
 def refuse_if_out_of_range(rho: float, dtype: torch.dtype) -> None:
     """Refuse a weight that the type of a network's numbers cannot hold."""
     largest = torch.finfo(dtype).max
@@ -387,6 +395,11 @@ def refuse_if_out_of_range(rho: float, dtype: torch.dtype) -> None:
             f"the penalty's weight rho = {rho:g} is outside the range of "
             f"{str(dtype).removeprefix('torch.')}, at most {largest:.2g}: lower the weight."
         )
+
+
+def are_constant(lam: RunCostates) -> bool:
+    """Return whether no parameter moves the costates: they are sources that are held."""
+    return not any(layer.size.requires_grad for layer in layers_of(lam) or ())
 
 
 def check_penalty(G: object, lam: RunCostates, name: str) -> Tensor:
@@ -399,7 +412,7 @@ def check_penalty(G: object, lam: RunCostates, name: str) -> Tensor:
         raise InputError(
             f"penalty '{name}' returned {got}; expected one value for each sample, shape [{B}]."
         )
-    if not G.requires_grad:
+    if not G.requires_grad and not are_constant(lam):
         raise InputError(
             f"penalty '{name}' does not depend on the costates it is given (nor on the states), "
             "so its gradient is zero. Compute it from lam.lam, lam.norms() or lam.log_norms(), "
