@@ -20,6 +20,7 @@ and repeated when the command is given again.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import statistics
@@ -175,7 +176,7 @@ def key(row: Row) -> tuple[float | str, ...]:
 
 def list_runs(options: argparse.Namespace) -> list[Run]:
     """The runs in order: for each seed all methods, the first two settings before the third."""
-    chosen = [setting for setting in SETTINGS if setting[0] in options.lengths]
+    chosen = [(T, lr) for T, lr in SETTINGS if T in options.lengths and lr in options.lr]
     runs: list[Run] = []
     for settings in (chosen[:2], chosen[2:]):
         for seed in options.seeds:
@@ -262,26 +263,24 @@ def median_and_range(values: Sequence[float], form: str) -> str:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """The Markdown of docs/results.md: one line for each length, step size and method."""
+    """The Markdown of docs/results.md: one line for each budget, length, step size and method."""
     print("| length, step size | method | success | steps to success | % correct | radius of W |")
     print("|---|---|---|---|---|---|")
-    for length, lr in SETTINGS:
-        for method in METHODS:
-            of_line = [
-                row
-                for row in rows
-                if (row["length"], row["lr"], row["method"]) == (length, lr, method)
-            ]
-            if not of_line:
-                continue
-            solved = [row["done"] for row in of_line if row["success"]]
-            right = [100 * row["accuracy"] for row in of_line]
-            radii = [row["radius"] for row in of_line]
-            print(
-                f"| {length}, {lr:g} | {NAMES[method]} | {len(solved)} of {len(of_line)} "
-                f"| {median_and_range(solved, ',.0f')} | {median_and_range(right, '.1f')} "
-                f"| {median_and_range(radii, '.2f')} |"
-            )
+    budgets = sorted({row["steps"] for row in rows})
+    for budget, (length, lr), method in itertools.product(budgets, SETTINGS, METHODS):
+        line = (length, lr, method, budget)
+        of_line = [row for row in rows if line == (*key(row)[:3], row["steps"])]
+        if not of_line:
+            continue
+        solved = [row["done"] for row in of_line if row["success"]]
+        right = [100 * row["accuracy"] for row in of_line]
+        radii = [row["radius"] for row in of_line]
+        within = f", {budget:,} steps" if len(budgets) > 1 else ""
+        print(
+            f"| {length}, {lr:g}{within} | {NAMES[method]} | {len(solved)} of {len(of_line)} "
+            f"| {median_and_range(solved, ',.0f')} | {median_and_range(right, '.1f')} "
+            f"| {median_and_range(radii, '.2f')} |"
+        )
 
 
 def main() -> None:
@@ -296,6 +295,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--lengths", type=int, nargs="+", default=(100, 200))
+    parser.add_argument("--lr", type=float, nargs="+", default=(1e-3, 3e-4))
     options = parser.parse_args()
     if options.table:
         print_table(read_rows(options.table))
