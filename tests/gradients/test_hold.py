@@ -347,3 +347,17 @@ def test_costates_that_are_sources_alone_have_no_gradient():
     detached = co.Penalised(lambda lam: lam.norms().detach().sum(0), hold="source")
     with pytest.raises(co.InputError, match="does not depend on the costates"):
         detached(net, build.batch(net), "squared")
+
+
+def test_a_run_of_ones_own_that_cannot_hold_is_refused(monkeypatch):
+    costates = co.Trajectory.costates
+
+    def of_old(run, loss, y=None, *, mask=None, reduce="sum"):
+        return costates(run, loss, y, mask=mask, reduce=reduce)
+
+    monkeypatch.setattr(co.Trajectory, "costates", of_old)
+    net = build.network()
+    batch = build.batch(net)
+    co.Penalised("log-ratio")(net, batch, "squared")
+    with pytest.raises(co.Unsupported, match="that of Trajectory does not"):
+        co.Penalised("log-ratio", hold="source")(net, batch, "squared")

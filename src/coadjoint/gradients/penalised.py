@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..errors import InputError, KindError, NumericalError, brief
+from ..errors import InputError, KindError, NumericalError, Unsupported, brief
 from ..networks.interface import Net, NetRun, holds_source, run_function
 from ..objectives.batch import Batch
 from ..objectives.draws import drawing
@@ -325,6 +326,11 @@ class Penalised(Method):
         """Return the costates, differentiable, with the sources held if that was asked for."""
         if self.hold is None:  # a run of one's own need not know `hold`
             return run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+        if "hold" not in inspect.signature(run.costates).parameters:
+            raise Unsupported(
+                f"hold='{self.hold}' needs a run whose costates(...) takes hold=; that of "
+                f"{type(run).__name__} does not. Leave it out, or use a network of coadjoint."
+            )
         return run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce, hold=self.hold)
 
     def _penalty_of(self, lam: RunCostates) -> Tensor:
