@@ -12,7 +12,7 @@ import coadjoint as co
 from coadjoint.cells import library, steps
 from coadjoint.cli import build, flags
 from coadjoint.errors import InputError, OptionError
-from coadjoint.networks import chain_factory, factory
+from coadjoint.networks import cell_choice, chain_factory, factory
 from coadjoint.training.network_section import RECURRENT_DEFAULTS, NetworkSection, Shape
 
 XOR = {"inputs": 2, "outputs": 1, "output": "sigmoid"}
@@ -106,7 +106,7 @@ def test_every_key_of_the_settings_is_a_keyword():
         **inspect.signature(factory.construct).parameters,
         **inspect.signature(factory.make).parameters,
     }
-    of_cells = {key for name in factory.CELL_NAMES for key in factory.cell_options(name)}
+    of_cells = {key for name in cell_choice.CELL_NAMES for key in cell_choice.cell_options(name)}
     for key, field in NetworkSection.model_fields.items():
         assert key in taken or key in of_cells
         default = RECURRENT_DEFAULTS.get(key, field.default)
@@ -173,7 +173,7 @@ def test_a_network_without_sizes_is_refused_with_the_name_that_was_meant(options
 
 
 def test_no_option_of_a_recurrent_network_is_taken_for_a_misspelled_one_of_a_chain():
-    names = {option for cell in factory.CELL_NAMES for option in factory.cell_options(cell)}
+    names = {option for cell in cell_choice.CELL_NAMES for option in cell_choice.cell_options(cell)}
     names |= set(inspect.signature(factory.construct).parameters)
     for name in names - set(chain_factory.CHAIN_OPTIONS):
         (line,) = chain_factory.list_idle_options({name: "x"})

@@ -64,6 +64,17 @@ class Whole(oracles.Sample):
         self.case, self.loss = parts[0].case, parts[0].loss
 
 
+def above(case, theta, i, h, below):
+    """y^l of layer l = i + 1 from h^l and y^{l-1}."""
+    if i > 0 and case.get("dense"):
+        return torch.cat([below, h])
+    if i == 0 or not case["residual"]:
+        return h
+    P = theta.get(f"layers.P.{i}.weight")
+    assert (P is None) == (len(h) == len(below))
+    return h + (below if P is None else P @ below)
+
+
 class Sample:
     def __init__(self, case, net, batch, j, masks=None):
         theta, self.layers = dict(net.named_parameters()), []
@@ -81,9 +92,11 @@ class Sample:
             if batch.x0 is not None
             else None
         )
-        y, ends = u, 0
+        y, ends = u, None
         for i, (name, d) in enumerate(zip(case["cells"], case["hidden"], strict=True)):
             given = y if i == 0 else drop(i, y)
+            if i > 0 and case.get("dense"):
+                given = [torch.cat(both) for both in zip(u, given, strict=True)]
             heads, lasts = [], []
             for k in range(1 + case["bidirectional"]):
                 own = {
@@ -99,9 +112,8 @@ class Sample:
                 heads.append(one.shown()[::-1] if k else one.shown())
                 lasts.append(one.shown()[-1])
             out = [torch.cat(h) for h in zip(*heads, strict=True)]
-            add = case["residual"] and i > 0
-            y = [a + b for a, b in zip(out, y, strict=True)] if add else out
-            ends = torch.cat(lasts) + (ends if add else 0)
+            y = [above(case, theta, i, h, b) for h, b in zip(out, y, strict=True)]
+            ends = above(case, theta, i, torch.cat(lasts), ends)
         if case["readout"] == "every":
             seen = drop(-1, y)
         elif case["readout"] == "last":
@@ -131,16 +143,19 @@ def random_case(seed):
     readout = r.choice(["last", "every", "every", "last", "tilted", "attention"])
     residual = L > 1 and r.random() < 0.5
     pool = [*KINDS, "gru-before"]
-    if residual:  # layers hand on equally many entries
+    alike = residual and seed % 2 == 0  # layers hand on equally many entries, or not
+    if alike:
         two = r.random() < 0.2
         pool = [n for n in pool if (oracles.SHOWS.get(n, 1) == 2) == two]
     cells = [r.choice(pool) for _ in range(L)]
-    hidden = [r.choice([2, 3, 5])] * L if residual else [r.choice([2, 3, 5]) for _ in range(L)]
+    hidden = [r.choice([2, 3, 5])] * L if alike else [r.choice([2, 3, 5]) for _ in range(L)]
+    dense = L > 1 and not residual and seed % 2 == 1
     return {
         "cells": cells,
         "hidden": hidden,
         "bidirectional": r.random() < 0.4,
         "residual": residual,
+        "dense": dense,
         "readout": readout,
         "skip": r.random() < 0.3,
         "deep": r.choice([(), (), (4,), (3, 5)]),
@@ -165,6 +180,7 @@ def make(case):
         outputs=2,
         bidirectional=case["bidirectional"],
         residual=case["residual"],
+        dense=case.get("dense", False),
         readout=case["readout"],
         skip=case["skip"],
         deep=case["deep"],
