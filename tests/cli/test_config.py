@@ -408,6 +408,8 @@ NETWORKS = {
         "dropout": 0.2, "readout": "tilted-tanh"},
     "both ways": {"cell": "elman", "layers": 2, "bidirectional": True, "deep": 5, "x0": "learned"},
     "reservoirs": {"cell": "reservoir", "layers": 2},
+    "projected": {"cell": ["gru", "elman"], "hidden": [5, 3], "residual": True},
+    "dense": {"cell": "gru", "hidden": [3, 2, 4], "dense": True, "bidirectional": True},
 }  # fmt: skip
 
 
@@ -450,6 +452,10 @@ BY_HAND = {
         ["elman", "elman"], bidirectional=True, deep=5, x0="learned", **SIZES
     ),
     "reservoirs": lambda: co.Stack(["leaky", "leaky"], **SIZES),
+    "projected": lambda: co.Stack(["gru", "elman"], residual=True, **{**SIZES, "hidden": [5, 3]}),
+    "dense": lambda: co.Stack(
+        ["gru"] * 3, dense=True, bidirectional=True, **{**SIZES, "hidden": [3, 2, 4]}
+    ),
 }
 
 

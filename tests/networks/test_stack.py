@@ -70,9 +70,11 @@ def above(case, theta, i, h, below):
         return torch.cat([below, h])
     if i == 0 or not case["residual"]:
         return h
-    P = theta.get(f"layers.P.{i}.weight")
-    assert (P is None) == (len(h) == len(below))
-    return h + (below if P is None else P @ below)
+    if len(h) == len(below):
+        return h + below
+    D = 1 + case["bidirectional"]
+    parts = zip(range(D), below.chunk(D), strict=True)
+    return h + torch.cat([theta[f"layers.P.{i}.{k}.weight"] @ part for k, part in parts])
 
 
 class Sample:
@@ -340,15 +342,22 @@ def test_the_mean_over_steps_equals_one_sample_at_a_time(cells, ragged, engine):
     compare(base | {"cells": cells, "hidden": [3] * len(cells)})
 
 
+SHORTCUTS = {
+    "none": {"hidden": [4, 4, 4], "residual": False, "dense": False},
+    "residual": {"hidden": [4, 4, 4], "residual": True, "dense": False},
+    "projected": {"hidden": [5, 3, 3], "residual": True, "dense": False},
+    "dense": {"hidden": [3, 5, 2], "residual": False, "dense": True},
+}
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shortcut", SHORTCUTS)
 @pytest.mark.parametrize("readout", ["every", "last", "tilted"])
-def test_dropout_is_on_every_connection_that_is_not_recurrent(bidirectional, residual, readout):
+def test_dropout_is_on_every_connection_that_is_not_recurrent(bidirectional, shortcut, readout):
     case = random_case(3) | {
         "cells": ["lstm", "elman", "gru"],
-        "hidden": [4, 4, 4],
+        **SHORTCUTS[shortcut],
         "bidirectional": bidirectional,
-        "residual": residual,
         "readout": readout,
         "ragged": False,
         "x0": "zero",
@@ -362,8 +371,8 @@ def test_dropout_is_on_every_connection_that_is_not_recurrent(bidirectional, res
     net, batch = make(case)
     T, B = case["T"], case["B"]
     torch.manual_seed(11)
-    wide = 4 * (1 + bidirectional)
-    sizes = [(T, 2), (T, wide), (T, wide), (1 if readout == "last" else T, wide)]
+    first, second, third = net.layers.widths
+    sizes = [(T, 2), (T, first), (T, second), (1 if readout == "last" else T, third)]
     masks = [
         torch.nn.functional.dropout(torch.ones(t * B, n, dtype=F64), 0.4).reshape(t, B, n)
         for t, n in sizes
@@ -404,9 +413,11 @@ def test_one_layer_is_a_network():
             )
 
 
-def test_costates_of_all_layers_may_leave_the_range_of_numbers():
+@pytest.mark.parametrize("shortcut", SHORTCUTS)
+def test_costates_of_all_layers_may_leave_the_range_of_numbers(shortcut):
     torch.manual_seed(0)
-    net = co.Stack(["elman", "leaky", "elman"], inputs=2, hidden=6, outputs=1)
+    options = {"inputs": 2, "outputs": 1, **SHORTCUTS[shortcut]}
+    net = co.Stack(["elman", "leaky", "elman"], **options)
     with torch.no_grad():
         for layer in net.layers:
             layer.W.mul_(0.05)
@@ -457,7 +468,8 @@ def test_a_stack_is_trained_like_a_network(tmp_path):
         ({"cells": "lstm"}, "a list of cells"),
         ({"cells": []}, "a list of cells"),
         ({"hidden": [3]}, "one for each layer"),
-        ({"hidden": [3, 4], "residual": True}, "the same units"),
+        ({"dense": True, "residual": True}, "choose one"),
+        ({"dense": 1}, "dense must be True or False; got 1"),
         ({"dropout": 1.0}, "from 0 to below 1"),
         ({"eps": 0.1}, "no layer of this stack has an option eps"),
         ({"cells": ["lstm", "gruu"]}, "did you mean 'gru'"),

@@ -58,8 +58,8 @@ class Layers(nn.Module):
 
     levels  the recurrences by layer and direction
     widths  the number of entries of y^1, ..., y^L
-    P       the projections of residual layers whose output is not as wide as their input, by the
-            number of the layer: P["1"].weight is [widths[1], widths[0]]
+    P       the projections of residual layers that are not as wide as the layer below, by layer and
+            direction: P["1"][0].weight is that of layer 1, forward
     n       the number of entries of all states: layer by layer, the forward direction first
     """
 
@@ -144,20 +144,28 @@ class Layers(nn.Module):
     def _make_projections(self, like: Tensor) -> None:
         """Make P of each layer whose width is not that of the layer below.
 
+        Each direction has its own, so that both have an end: see `top_at_end`.
+
         like  a tensor with the dtype and device of the network
         """
+        directions = 1 + self.bidirectional
         for index, (below, width) in enumerate(itertools.pairwise(self.widths), start=1):
-            if below != width:
-                P = nn.Linear(below, width, bias=False, dtype=like.dtype, device=like.device)
-                self.P[str(index)] = P
+            if below == width:
+                continue
+            by_direction = nn.ModuleList()
+            for _ in range(directions):
+                sizes = (below // directions, width // directions)
+                P = nn.Linear(*sizes, bias=False, dtype=like.dtype, device=like.device)
+                by_direction.append(P)
+            self.P[str(index)] = by_direction
 
     def reset_parameters(self) -> None:
         """Draw all parameters again, as the constructor does; a learned x0 becomes zero."""
         for recurrence in self:
             recurrence.reset_parameters()
-        for P in self.P.values():
-            assert isinstance(P, nn.Linear)
-            P.reset_parameters()
+        for P in self.P.modules():
+            if isinstance(P, nn.Linear):
+                P.reset_parameters()
 
     def shortcut(self, index: int) -> Shortcut | None:
         """How the output of a layer contains that of the layer below; None if it does not."""
@@ -169,9 +177,8 @@ class Layers(nn.Module):
             return None
         if str(index) not in self.P:
             return Added()
-        P = self.P[str(index)]
-        assert isinstance(P, nn.Linear)
-        return Projected(P.weight)
+        weights = list(self.P[str(index)].parameters())
+        return Projected(weights[0] if len(weights) == 1 else torch.block_diag(*weights))
 
     @property
     def by_layer(self) -> list[list[Recurrence]]:
@@ -260,6 +267,15 @@ class Layers(nn.Module):
             dy = dh if layer.shortcut is None else layer.shortcut.combine(dh, dy)
             at_end.append(torch.cat(last, 1))
         return dy, combine_layers(layers, at_end)
+
+    def output_parts(self) -> list[tuple[int, bool]]:
+        """(the number of entries, whether they are of direction "reverse") of each part of y^L."""
+        shown = self.by_layer if self.dense else self.by_layer[-1:]
+        parts: list[tuple[int, bool]] = []
+        for recurrences in shown:
+            for index, recurrence in enumerate(recurrences):
+                parts.append((recurrence.visible_width, index == 1))
+        return parts
 
     def last_visible_states(self, layers: Sequence[Layer]) -> list[Tensor]:
         """The visible state of each layer after the last step of each of its directions.

@@ -242,12 +242,17 @@ class EncoderDecoder(SequenceNet):
         order   the layout of the decoder's rows, by which samples are sorted; None: user's order
         """
         rows = layout.rows
-        forward_width = h.shape[1] // (1 + self.encoder.bidirectional)
         # rows.last() takes state rows, which begin with the B rows of x_0. The reverse direction
         # ends at the first step of the sequence.
-        forward_end = rows.last(pad(h, (0, 0, rows.B, 0)))[:, :forward_width]
-        reverse_end = h[: rows.B, forward_width:]
-        end = _sort(order, layout.unsort(torch.cat([forward_end, reverse_end], 1)))
+        at_last = rows.last(pad(h, (0, 0, rows.B, 0)))
+        at_first = h[: rows.B]
+        parts: list[Tensor] = []
+        column = 0
+        for width, is_reverse in self.encoder.output_parts():
+            rows_at_end = at_first if is_reverse else at_last
+            parts.append(rows_at_end[:, column : column + width])
+            column += width
+        end = _sort(order, layout.unsort(torch.cat(parts, 1)))
         if not self.attention:
             return EncoderOutput(end)
         h = _sort(order, layout.padded(h).transpose(0, 1)).contiguous()
