@@ -27,6 +27,19 @@ def gru_before(w, u, h):
     return k * h + (1 - k) * torch.tanh(Rn @ u + Wn @ (r * h) + bn)
 
 
+def lstm_mixed(w, u, state):
+    """Document 002, section 5.1, as printed: x~ = [zeta, x]; G, F, H, V act on x~ and U on z."""
+    d = len(state) // 2
+    zeta, z = state.split(d)
+    read = torch.cat([zeta, u])
+    G, F, H, V = torch.cat([w["W"], w["R"]], 1).split(d)
+    bias = w["b"].split(d) if "b" in w else (0, 0, 0, 0)  # the document has none
+    z = sigmoid(F @ read + bias[1]) * z + sigmoid(G @ read + bias[0]) * torch.tanh(
+        V @ read + bias[3]
+    )
+    return torch.cat([sigmoid(H @ read + bias[2]) * torch.tanh(w["U"] @ z), z])
+
+
 def deep(phi):
     def step(w, u, h):
         y = phi(w["R"] @ u + w["W"] @ h + w.get("b", 0))
@@ -85,6 +98,8 @@ def softplus(a):
 TABLE = {  # name of the case: class, options, equations
     "gru-before": (steps.ResetBefore, {}, gru_before),
     "gru-before, no bias": (steps.ResetBefore, {"bias": False}, gru_before),
+    "lstm-mixed": (steps.MixedLSTM, {}, lstm_mixed),
+    "lstm-mixed, no bias": (steps.MixedLSTM, {"bias": False}, lstm_mixed),
     "deep 1": (steps.DeepTransition, {"depth": 1}, deep(torch.tanh)),
     "deep 2, wide": (steps.DeepTransition, {"width": 5}, deep(torch.tanh)),
     "deep 3, shortcut": (

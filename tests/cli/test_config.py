@@ -466,7 +466,7 @@ def test_a_section_says_what_the_library_would(name):
     """
     shape = Shape(inputs=2, outputs=1, readout="last", output="sigmoid")
     ours, theirs = (
-        build_network(schema.NetworkSection(hidden=4, **NETWORKS[name]), shape, 64),
+        build_network(schema.NetworkSection(**{"hidden": 4} | NETWORKS[name]), shape, 64),
         BY_HAND[name](),
     )
     theirs.load_state_dict(ours.state_dict())
