@@ -40,6 +40,22 @@ def lstm_mixed(w, u, state):
     return torch.cat([sigmoid(H @ read + bias[2]) * torch.tanh(w["U"] @ z), z])
 
 
+def test_without_mixing_it_is_the_lstm():
+    """U = 1; the cell's gates come in the order i, f, n, o of torch."""
+    torch.manual_seed(0)
+    sizes = {"inputs": 3, "hidden": 5, "outputs": 2, "dtype": F64}
+    mixed, plain = co.Network("lstm-mixed", **sizes), co.Network("lstm", **sizes)
+    with torch.no_grad():
+        mixed.step.U.copy_(torch.eye(5))
+        for name in ("W", "R", "b"):
+            i, f, o, n = getattr(mixed.step, name).split(5)
+            getattr(plain, name).copy_(torch.cat([i, f, n, o]))
+        plain.V.copy_(mixed.V)
+        plain.b_o.copy_(mixed.b_o)
+    u = torch.randn(7, 2, 3, dtype=F64)
+    close(mixed(u).y_hat, plain(u).y_hat, 1e-14, "y_hat")
+
+
 def deep(phi):
     def step(w, u, h):
         y = phi(w["R"] @ u + w["W"] @ h + w.get("b", 0))
