@@ -52,7 +52,10 @@ FILES = [
         "run.yaml:2: network.cell: must be text or a list of strings; got false. "
         "Write it in quotes.",
     ),
-    ("network:\n  hidden: '4'", f"run.yaml:2: network.hidden: must be {WHOLE}; got '4'."),
+    (
+        "network:\n  hidden: '4'",
+        f"run.yaml:2: network.hidden: must be {WHOLE} or a list of them; got '4'.",
+    ),
     ("network:\n  bias: 1", "run.yaml:2: network.bias: must be true or false; got 1."),
     (
         "task:\n  length: [1, 2, 3]",
