@@ -49,8 +49,10 @@ class Said:
     def __init__(self, net, names, theta, u, x0):
         self.net, self.names, self.theta = net, names, theta
         self.paths, D = {}, 1 + net.encoder.bidirectional
-        below, total = list(u), 0
+        below, self.end = list(u), None
         for layer, name in enumerate(names[:-1]):
+            if layer and net.encoder.dense:
+                below = [torch.cat(y) for y in zip(u, below, strict=True)]
             heads, ends = [], []
             for direction in range(D):
                 x = [x0[layer * D + direction]]
@@ -65,11 +67,23 @@ class Said:
                     x, net.hidden
                 )
             new, end = [torch.cat(y) for y in zip(*heads, strict=True)], torch.cat(ends)
-            if net.encoder.residual:
-                new = [y + b for y, b in zip(new, below, strict=True)] if layer else new
-                total = total + end
-            below, self.end = new, total if net.encoder.residual else end
+            under = [b[-net.encoder.widths[layer - 1] :] for b in below]  # without u, if dense
+            below = [self.above(layer, y, b) for y, b in zip(new, under, strict=True)]
+            self.end = self.above(layer, end, self.end)
         self.h = below
+
+    def above(self, layer, y, below):
+        """The output of a layer from what it shows and the output below."""
+        if layer and self.net.encoder.dense:
+            return torch.cat([below, y])
+        if not layer or not self.net.encoder.residual:
+            return y
+        if len(y) == len(below):
+            return y + below
+        D = 1 + self.net.encoder.bidirectional
+        parts = zip(range(D), below.chunk(D), strict=True)
+        own = [self.theta[f"encoder.P.{layer}.{k}.weight"] @ part for k, part in parts]
+        return y + torch.cat(own)
 
     def step(self, name, prefix, u, x, t):
         own = {
@@ -153,6 +167,9 @@ TABLE = {
         {"residual": True, "bidirectional": True, "x0": "learned"},
         (2, 3, 5),
     ),
+    "residual, unequal": ("scrn gru elman", {"residual": True, "attention": False}, (3, 5, 2)),
+    "unequal, both ways": ("scrn gru elman", {"residual": True, "bidirectional": True}, (3, 5, 2)),
+    "dense": ("gru elman lstm elman", {"dense": True, "bidirectional": True}, (2, 5, 3)),
     "one of each": ("elman gru", {"x0": "learned", "attention": False}, (1,)),
     "two slots shown": ("scrn lru", {}, (3, 2)),
     "structured": ("antisymmetric exponential", {}, (2, 3)),
