@@ -9,13 +9,7 @@ from ..errors import InputError, whole_number
 from ..objectives.batch import Batch
 from .ahead import AheadOptions, from_json, lag_list, level_list, notes_on_lags
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
-from .cutting import (
-    count_copies,
-    cut_into_chunks,
-    cut_into_pieces,
-    refuse_overlap,
-    slide_windows,
-)
+from .cutting import count_copies, cut_into_chunks, cut_into_pieces, refuse_overlap, slide_windows
 from .denoising import draw_noise, noisy_copies
 from .description import (
     FORMAT_OPTIONS,
@@ -60,11 +54,7 @@ from .preparation import (
     read_all,
 )
 from .prepared import settle_reading
-from .scaling import (
-    features_with_gaps,
-    measure_scale,
-    notes_on_constants,
-)
+from .scaling import features_with_gaps, measure_scale, notes_on_constants
 from .sets import digests_of, make_sets
 from .shares import divide
 from .stored_sets import StoredPieces

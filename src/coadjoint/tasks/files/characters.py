@@ -91,7 +91,7 @@ def is_number(cell: str) -> bool:
 
 
 def show_symbols(symbols: list[str], limit: int = 12) -> str:
-    """Symbols in quotes, with those that cannot be seen spelled out: "'\\n', 'a' and 3 more"."""
+    """Symbols in quotes, of which those that cannot be seen are spelled out."""
     shown = [one_line(ascii(word) if word.isspace() else f"'{word}'") for word in symbols[:limit]]
     more = f" and {len(symbols) - limit} more" if len(symbols) > limit else ""
     return f"{', '.join(shown)}{more}"
