@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ConfigError, DataError, one_line
-from .cutting import Part, PreparedSheet, cut_into_pieces, refuse_overlap, slide_windows
+from .cutting import Part, cut_into_pieces, refuse_overlap, slide_windows
 from .description import READING_OPTIONS, Description, JsonDict
 from .files.characters import may_be_text, read_characters, show_symbols
 from .files.packed import TEXT_SUFFIXES, table_stem, table_suffix, unpack
@@ -401,8 +401,3 @@ def read_new_sheet(description: Description, source: Source, options: Options) -
     numbered = number_symbols(sheet, d.labels)
     notes = notes_on_unknown(numbered, len(d.labels), d.symbols)
     return replace(numbered, notes=(*sheet.notes, *notes))
-
-
-def cut_of(sheet: Sheet) -> PreparedSheet:
-    """Return a sheet whose sequences stay whole."""
-    return cut_into_pieces(sheet, "classify", "every", None, "mask")
