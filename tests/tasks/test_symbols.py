@@ -195,11 +195,11 @@ def test_whole_numbers_are_symbols_if_they_are_called_categorical(tmp_path):
 
 def test_unknown_symbols_are_read_and_are_no_targets(tmp_path):
     train = write(tmp_path / "a.txt", TEXT)
-    test = write(tmp_path / "b.txt", "a mat that sat;\n€aro hat\n" * 2)
+    test = write(tmp_path / "b.txt", "a mat that sat;\n€ato hat\n" * 2)
     data = Data.read(train, kind="next", test=test, dtype="float64")
     assert any("are not in the vocabulary: '€'." in note for note in data.notes)
     batch = next(iter(data.held_out("test", 0)))
-    text = "a mat that sat;\n€aro hat\n" * 2
+    text = "a mat that sat;\n€ato hat\n" * 2
     known = set(TEXT)
     for t, (symbol, after) in enumerate(itertools.pairwise(text)):
         assert bool(batch.u[t, 0].any()) == (symbol in known)
