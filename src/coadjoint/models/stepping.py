@@ -185,7 +185,7 @@ def read_row(row: Row, description: Description, time: Given) -> tuple[list[Give
             f"row must hold {len(d.features)} values, of {quote_names(d.features)}, or be a "
             f"dictionary of them; got {brief(row)}."
         )
-    values = []
+    values: list[Given] = []
     for name, value in zip(d.features, given, strict=True):
         if d.symbols == "character":  # a blank is a character, too
             values.append(str(value))

@@ -59,8 +59,9 @@ class Counts:
         place = np.minimum(place, len(self.known) - 1)
         is_known = self.known[place] == contexts
         counts = np.where(is_known[:, None], self.table[place], 0)
-        smoothed: np.ndarray = counts + weight * shorter
-        return smoothed / (counts.sum(1, keepdims=True) + weight)
+        total = counts.sum(1, keepdims=True) + weight
+        smoothed: np.ndarray = (counts + weight * shorter) / total
+        return smoothed
 
 
 def contexts_of(codes: np.ndarray, order: int, symbols: int) -> np.ndarray:

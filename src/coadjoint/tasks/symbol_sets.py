@@ -28,7 +28,8 @@ def input_rows(description: Description) -> np.ndarray:
 def input_codes(sheet: Sheet, description: Description) -> np.ndarray:
     """Return the row of `input_rows` for each row of a sheet, [N]."""
     codes: np.ndarray = sheet.u[:, 0].astype(np.int32)
-    return np.minimum(codes, len(description.labels))
+    clipped: np.ndarray = np.minimum(codes, len(description.labels))
+    return clipped
 
 
 class SymbolPieces(Made):
