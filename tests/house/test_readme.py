@@ -121,6 +121,7 @@ def test_links_of_a_page_exist(page):
     [
         (["examples/own_cell.py"], "parameters of the cell: leak, tau, gain"),
         (["examples/reservoir.py"], "running free for 1000 steps"),
+        (["examples/text.py", "20"], "unigram  4.12"),
         (["examples/temporal_order.py", "--steps", "20", "--length", "20"], "costates.png"),
         (["benchmarks/memory.py", "elman", "2000", "2", "16", "log-ratio", "auto"], "MB"),
     ],

@@ -24,6 +24,7 @@ resume               resume, replay
 predict              predict, report
 evaluate             evaluate
 explain              explain
+sample               sample
 export               export
 lists                tasks, cells
 online, compare, tune, diagnose, demo, forecast    the commands of these names
@@ -70,6 +71,7 @@ try:
         predict,
         prepare,
         resume,
+        sample,
         train,
         tune,
     )
@@ -84,8 +86,8 @@ except ModuleNotFoundError as error:
         )
 
     _WITH_SETTINGS = (
-        "train resume online replay compare tune predict evaluate explain forecast export report "
-        "prepare diagnose tasks cells demo"
+        "train resume online replay compare tune predict evaluate explain forecast sample "
+        "export report prepare diagnose tasks cells demo"
     )
     _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
@@ -93,8 +95,8 @@ except ModuleNotFoundError as error:
 
 # The order of the commands in `coadjoint --help`: what a new user needs comes first.
 _ORDER = (
-    "demo", "prepare", "train", "resume", "predict", "evaluate", "explain", "forecast", "export",
-    "report", "compare", "tune", "online",
+    "demo", "prepare", "train", "resume", "predict", "evaluate", "explain", "forecast", "sample",
+    "export", "report", "compare", "tune", "online",
     "diagnose", "replay", "tasks", "cells", "bench",
 )  # fmt: skip
 

@@ -58,6 +58,11 @@ class DataSection(Section):
     features: str | list[str] | None = Field(
         None, description="input columns: a,b,c (default: all other columns)"
     )
+    text: bool | None = Field(
+        None,
+        description="--kind next: the file is a text, whose next character is predicted (default "
+        "for a .txt that holds no table)",
+    )
     wide: bool | None = Field(
         None,
         description="the table has one row per sequence; its columns are the time steps of one "

@@ -204,6 +204,8 @@ class FutureRows:
 
 def check_network(net: Net, description: Description) -> None:
     """Refuse networks that predict no next step, or carry no state beyond the last row."""
+    if description.symbols:
+        raise InputError("a model of symbols is continued by coadjoint sample, or model.sample.")
     if description.kind != "next":
         raise InputError(
             f"only a model of kind 'next' can be forecast with; this one is of kind "

@@ -18,7 +18,14 @@ import torch
 from ..errors import DataError, InputError, whole_number
 from ..tasks.ahead import ahead_of
 from ..tasks.description import Description, JsonDict
-from ..tasks.metrics import OF_CLASSES, OF_NUMBERS, ClassTally, NumberTally
+from ..tasks.metrics import (
+    OF_CLASSES,
+    OF_NUMBERS,
+    ClassTally,
+    NumberTally,
+    log_loss_as,
+    of_symbols,
+)
 from ..tasks.new_data import targets_of
 from ..tasks.prediction import Prediction, softmax
 from ..tasks.task import rng
@@ -192,6 +199,8 @@ def assess(
 def rows_at_ends(prediction: Prediction) -> int:
     """Return how many rows have no target because the next ones are not in the data."""
     d = prediction.description
+    if d.symbols:
+        return len(prediction.cut.sheet.lengths)
     if d.kind != "next":
         return 0
     return int(np.minimum(prediction.cut.sheet.lengths, ahead_of(d).horizon).sum())
@@ -250,6 +259,8 @@ def measure_classes(
     metrics = {}
     for name, value in values.items():
         metrics[name] = Estimate(value, float(low[name]), float(high[name]))
+    if d.symbols:
+        metrics = of_log_loss(metrics["log-loss"], d.symbols) | metrics
     counts = np.bincount(y, minlength=K).tolist()
     return {
         "metrics": metrics,
@@ -258,6 +269,16 @@ def measure_classes(
         "support": dict(zip(d.labels, counts, strict=True)),
         "confusion": confusion,
     }
+
+
+def of_log_loss(log_loss: Estimate, unit: str) -> Figures:
+    """Return the metrics of the next symbol that are the log-loss in other units, by name."""
+    figures = {}
+    for name in of_symbols(unit):
+        ends = [log_loss_as(name, value) for value in vars(log_loss).values()]
+        if ends[0]:
+            figures[name] = Estimate(*(end[name] for end in ends))
+    return figures
 
 
 def log_softmax_at(a: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -86,7 +86,8 @@ def evaluation_page(found: Assessment, run: str, data: str) -> Page:
 
 def metric_tables(found: Assessment) -> list[Table]:
     """Return the tables of metrics: all, by class, and by target."""
-    known = metrics_of(bool(found.labels))
+    symbols = "" if found.prediction is None else found.prediction.description.symbols
+    known = metrics_of(bool(found.labels), symbols)
     interval = f"{share_text(found.level)} interval"
     others = list(found.baselines)
     rows = []

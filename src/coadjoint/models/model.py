@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import DataError, InputError, KindError, brief
 from ..networks.interface import Net
+from ..networks.sampling import Sampling
 from ..tasks.ahead import ahead_of
 from ..tasks.data import Data
 from ..tasks.description import Description, JsonDict, Option, PathLike
@@ -23,6 +24,7 @@ from ..tasks.frames import Given
 from ..tasks.memory import Source, source_of
 from ..tasks.new_data import read_new
 from ..tasks.prediction import Prediction
+from ..training.generation import generate, join_symbols, split_prime
 from ..training.predict import compute_outputs, load_best, with_note_on_windows
 from .answers import Answers, arrange, decide, labels_of, probabilities
 from .continuing import check_network
@@ -274,6 +276,37 @@ class Model:
         prediction = self._prepare(source, labelled=True, in_parts=True, **options)
         a = prediction.collect(self.outputs(prediction))
         return assess(prediction, a, resamples=resamples, level=level, seed=seed)
+
+    def sample(
+        self,
+        prime: str | Sequence[str] | None = None,
+        length: int = 200,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        count: int = 1,
+    ) -> list[str]:
+        """Return `count` texts that begin with the prime and go on as the network writes them.
+
+        Needs a model of symbols: of a text, or of a column of words (kind "next"). Of words the
+        texts have commas between them, and the prime may be a list.
+
+        Args:
+            prime: What the network reads first; None: a line feed, or the first symbol it knows.
+            length: The symbols to write after it.
+            temperature: Below 1 probable symbols become more so; 0 takes the most probable one.
+            top_k: Draw from this many of the most probable symbols.
+            top_p: Draw from the fewest of them that have this probability together.
+            seed: Of the draws. Text i depends on the seed and on i, not on `count`.
+            count: How many texts.
+        """
+        d = self.description
+        sampling = Sampling(temperature, top_k, top_p)
+        drawn = generate(self.network, d, prime, length, sampling, seed, count)
+        first = [] if prime is None else split_prime(prime, d)
+        return [join_symbols([*first, *symbols], d) for symbols in drawn]
 
     def step(
         self, row: Row, state: StepState | None = None, time: Given = None

@@ -185,9 +185,12 @@ def read_row(row: Row, description: Description, time: Given) -> tuple[list[Give
             f"row must hold {len(d.features)} values, of {quote_names(d.features)}, or be a "
             f"dictionary of them; got {brief(row)}."
         )
-    values = []
+    values: list[Given] = []
     for name, value in zip(d.features, given, strict=True):
-        values.append(read_word(value) if name in d.categories else read_number(value, name))
+        if d.symbols == "character":  # a blank is a character, too
+            values.append(str(value))
+        else:
+            values.append(read_word(value) if name in d.categories else read_number(value, name))
     return values, time
 
 

@@ -28,6 +28,7 @@ stack              Stack: such layers and a readout
 seq2seq            EncoderDecoder: sequence to sequence, with attention
 decoder_run        DecoderRun: its run
 decoding           greedy decoding and beam search
+sampling           tokens drawn at random: temperature, top_k, top_p
 reservoir          Reservoir: echo state networks
 reservoir_weights  their fixed weights
 expansions         their expansions and kernels

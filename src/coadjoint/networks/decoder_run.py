@@ -23,6 +23,7 @@ from .decoding import Decoded
 from .interface import check_positive, holds_source
 from .judge import Judge
 from .layers import Layer, LayerRun, Recorded, costates_through_layers, refuse_transforms
+from .sampling import Sampling
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -249,18 +250,38 @@ class DecoderRun(HasLayout):
             )
         return net.encoder.run(self.layout, self.u_rows, self.x0)
 
-    def decode(self, beam: int = 1, limit: int | None = None, normalise: float = 0.0) -> Decoded:
+    def decode(
+        self,
+        beam: int = 1,
+        limit: int | None = None,
+        normalise: float = 0.0,
+        *,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+    ) -> Decoded:
         """The tokens that the network writes for each sample when it reads its own output.
 
         beam       the number of hypotheses kept after each step, by log-probability; 1 is greedy
         limit      the largest number of tokens, the end included; default 2 T + 1, twice the T
                    steps of a sample and the end
         normalise  compare log-probability / length^normalise: 0 sums over tokens, 1 takes means
+        temperature, top_k, top_p  any of them draws tokens at random instead of searching for the
+                   best: see `networks.sampling`; the temperature is then 1 if it is not given
+        seed       of these draws; what is drawn for a sample also depends on its place in the batch
         """
         net = self.network
         lengths = self.layout.lengths.to(self.h.device)
         if limit is not None:
             check_positive(limit=limit)
+        draws = any(option is not None for option in (temperature, top_k, top_p))
+        if draws and (beam != 1 or normalise != 0):
+            raise InputError(
+                "decode either searches (beam, normalise) or draws tokens (temperature, top_k, "
+                "top_p): give one kind."
+            )
+        sampling = Sampling(1.0 if temperature is None else temperature, top_k, top_p)
         with torch.no_grad():
             encoded = net.encoder_output(self.layout, self.h, None)
             step = net.make_step()
@@ -272,7 +293,10 @@ class DecoderRun(HasLayout):
 
             limits = 2 * lengths + 1 if limit is None else torch.full_like(lengths, limit)
             end = net.outputs - 1  # the last token
-            return decoding.decode(write, net.first_state(encoded), end, limits, beam, normalise)
+            first = net.first_state(encoded)
+            if draws:
+                return decoding.draw_tokens(write, first, end, limits, sampling, seed)
+            return decoding.decode(write, first, end, limits, beam, normalise)
 
 
 def _loss_gradients(

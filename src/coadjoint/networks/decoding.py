@@ -1,6 +1,6 @@
 """Decoding: the tokens that a decoder writes when it reads its own output.
 
-Greedy decoding and beam search are one loop over sets of hypotheses.
+Greedy decoding and beam search are one loop over sets of hypotheses; `draw_tokens` samples.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .interface import check_positive
+from .sampling import Sampling, TokenDraws
 
 # (previous tokens [m], states [m, n], their samples [m])
 #     -> states [m, n], pre-outputs [m, end + 1], alignments [m, T]
@@ -122,3 +123,37 @@ def trace_back(steps: list[BeamStep], row: Tensor, score: Tensor) -> Decoded:
     return Decoded(
         all_tokens[:U], score, torch.stack(a[::-1])[:U], torch.stack(alignment[::-1])[:U]
     )
+
+
+def draw_tokens(
+    step: DecoderStep, x: Tensor, end: int, limits: Tensor, sampling: Sampling, seed: int
+) -> Decoded:
+    """A token sequence for each sample, drawn token by token from states x [B, n].
+
+    step, end, limits  as in `decode`
+    sampling, seed     how tokens are drawn: see `networks.sampling`
+
+    log_probability is that of the tokens under softmax(a), whatever the sampling.
+    """
+    B = len(x)
+    draws = TokenDraws(sampling, seed, B)
+    token = torch.full((B,), end, device=x.device)  # a decoder begins as if after an end
+    score = x.new_zeros(B, dtype=torch.float64)
+    live = limits > 0
+    tokens: list[Tensor] = []
+    of_a: list[Tensor] = []
+    alignments: list[Tensor] = []
+    while live.any():
+        rows = live.nonzero()[:, 0]
+        new_x, a, alignment = step(token[rows], x[rows], rows)
+        x = x.index_copy(0, rows, new_x)
+        drawn = draws.draw(a, rows)
+        log_p = torch.log_softmax(a, -1).double().gather(-1, drawn[:, None])[:, 0]
+        score = score.index_add(0, rows, log_p)
+        token = token.index_copy(0, rows, drawn)
+        tokens.append(torch.full_like(token, -1).index_copy(0, rows, drawn))
+        of_a.append(a.new_zeros(B, a.shape[1]).index_copy(0, rows, a))
+        no_alignment = alignment.new_zeros(B, alignment.shape[1])
+        alignments.append(no_alignment.index_copy(0, rows, alignment))
+        live = live & (token != end) & (len(tokens) < limits)
+    return Decoded(torch.stack(tokens), score, torch.stack(of_a), torch.stack(alignments))

@@ -46,6 +46,8 @@ prepared       such a set of arrays, as a file that was read
 array_files, stored_rows, stored_sets    arrays that grow, and are read, on disk; their sequences
 blocks, row_blocks, running_moments, step_range, uneven    many rows, some at a time
 sets           the sets of all splits
+symbols        sequences of symbols: the characters of a text, the words of a column
+symbol_sets, symbol_baselines    their sets; the next symbol by counts
 asked          the rows of a file that a prediction is asked for
 files/         readers of your own files, at once or as a stream
 """

@@ -9,15 +9,16 @@ from ..errors import InputError, whole_number
 from ..objectives.batch import Batch
 from .ahead import AheadOptions, from_json, lag_list, level_list, notes_on_lags
 from .class_weights import ClassWeight, class_weights, describe_weights, weigh_classes
-from .cutting import (
-    count_copies,
-    cut_into_chunks,
-    cut_into_pieces,
-    refuse_overlap,
-    slide_windows,
-)
+from .cutting import count_copies, cut_into_chunks, cut_into_pieces, refuse_overlap, slide_windows
 from .denoising import draw_noise, noisy_copies
-from .description import ColumnNames, Description, JsonDict, Option, SampleDescription
+from .description import (
+    FORMAT_OPTIONS,
+    ColumnNames,
+    Description,
+    JsonDict,
+    Option,
+    SampleDescription,
+)
 from .encoding import (
     align_categories,
     check_encoding_options,
@@ -29,7 +30,7 @@ from .encoding import (
 from .files.packed import table_stem
 from .files.sheet import Options
 from .frames import Given
-from .judging import JudgedCollection
+from .judging import JudgedCollection, mask_missing_targets
 from .memory import InMemory, Source, source_of
 from .new_data import read_new
 from .option_checks import (
@@ -53,14 +54,12 @@ from .preparation import (
     read_all,
 )
 from .prepared import settle_reading
-from .scaling import (
-    features_with_gaps,
-    measure_scale,
-    notes_on_constants,
-)
+from .scaling import features_with_gaps, measure_scale, notes_on_constants
 from .sets import digests_of, make_sets
 from .shares import divide
 from .stored_sets import StoredPieces
+from .symbol_sets import SymbolPieces
+from .symbols import read_symbols
 from .task import Index, Samples, Sequences
 
 
@@ -124,7 +123,7 @@ class Data(JudgedCollection):
         if not isinstance(train, Sequences) or train.y is None or self.readout != "every":
             raise InputError("only sequences with a target at every step can be cut.")
         self.uncut = train if self.uncut is None else self.uncut
-        if isinstance(train.u, StoredPieces):
+        if isinstance(train.u, StoredPieces | SymbolPieces):
             self.sets["train"] = train.u.chunked(whole_number("chunk", chunk))
         else:
             self.sets["train"] = cut_into_chunks(train, chunk)
@@ -174,6 +173,7 @@ class Data(JudgedCollection):
         quantiles: float | Sequence[float] | None = None,
         stride: int | None = None,
         lags: int | str | Sequence[int] | None = None,
+        text: bool | None = None,
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .arrow .feather .npz .npy .ts) into a task.
 
@@ -209,9 +209,19 @@ class Data(JudgedCollection):
                       dict; see tasks.class_weights. Held-out losses are without weights
         horizon, strategy, known, quantiles, lags    what kind "next" predicts: see tasks.ahead
         stride        the rows from one training window to the next (None: `window`)
+        text          with kind "next", whether the files are texts whose next character is to be
+                      predicted; None: if they are called .txt and hold no table
 
         The other arguments are those of tasks.files.sheet.Options.
         """
+        given: JsonDict = dict(locals())  # every argument by its name
+        paths = {"train": train, "valid": valid, "test": test}
+        symbols = read_symbols(paths, given)
+        if symbols is not None:
+            data = cls(*symbols.parts, 0.0, metrics, class_weight)
+            data.shares = symbols.shares
+            data.overview = symbols.overview
+            return data
         check_choice("irregular", irregular, ("refuse", "allow"))
         check_choice("overlap", overlap, ("refuse", "allow"))
         check_choice("dtype", dtype, ("float32", "float64"))
@@ -239,18 +249,9 @@ class Data(JudgedCollection):
             )
             time, at = "", "last"
         check_noise(noise, kind, missing)
-        paths = {"train": train, "valid": valid, "test": test}
-        reading: JsonDict = {
-            "sep": sep,
-            "decimal": decimal,
-            "thousands": thousands,
-            "header": header,
-            "dates": dates,
-            "missing": missing,
-        }
-        if settled_reading is not None:
-            reading = {key: settled_reading.reading.get(key) for key in reading}
-            reading["missing"] = missing
+        read_by = given if settled_reading is None else settled_reading.reading
+        reading: JsonDict = {key: read_by.get(key) for key in FORMAT_OPTIONS}
+        reading["missing"] = missing
         target = None if kind == "next" else column_names(target)
         features = asked.features(column_names(features))
         # To reconstruct, as to predict the next step, no target is read.
@@ -437,13 +438,8 @@ class Data(JudgedCollection):
     def _batch_of(self, split: str, index: Index) -> Batch:
         """Return the sequences as a batch; missing targets (NaN, class -1) get weight 0."""
         batch = super()._batch_of(split, index)
-        if self.readout != "every" or self.description.reading["missing"] != "mask":
-            return batch
-        y = batch.y
-        if y.is_floating_point():
-            gap = y.isnan().any(-1)
-            y = y.masked_fill(gap[..., None], 0)
-        else:
-            gap = y < 0
-            y = y.masked_fill(gap, 0)
-        return replace(batch, y=y, mask=(~gap).to(batch.u.dtype))
+        may_lack_targets = self.description.reading["missing"] == "mask"
+        if self.description.symbols:  # those that training did not know are no targets
+            may_lack_targets = bool((batch.y < 0).any())
+        is_masked = self.readout == "every" and may_lack_targets
+        return mask_missing_targets(batch) if is_masked else batch

@@ -20,7 +20,8 @@ Option = Any  # the value of an option that is checked where it is used
 
 SAMPLE_KINDS = ("classify", "regress", "reconstruct")  # of samples without time
 MOST_AXES = 7  # of a sample without time
-READING_OPTIONS = {"sep", "decimal", "thousands", "header", "dates", "missing", "irregular"}
+FORMAT_OPTIONS = ("sep", "decimal", "thousands", "header", "dates")  # of tables
+READING_OPTIONS = {*FORMAT_OPTIONS, "missing", "irregular"}
 # What may differ in a file to predict from: where its columns are, and how it is read.
 PREDICTION_OPTIONS = READING_OPTIONS | {"id", "time", "max_bytes"}
 WIDE_OPTIONS = {"wide", "steps"}  # of a wide table: that it is one, and the columns of its steps
@@ -32,6 +33,7 @@ KINDS_OF_READING = {
     "steps": list,
 }
 MOST_LAG = 10_000  # rows
+SYMBOLS = ("character", "symbol")  # what symbols are called
 AHEAD_KEYS = {"predicted", "horizon", "known", "quantiles", "steps"}
 Gap = dict[str, float]  # usual, mean, std and dates (0 or 1): see `encoding`
 
@@ -65,6 +67,9 @@ class Description:
     shares: dict[str, list[float]] = field(default_factory=dict)
     gap: Gap = field(default_factory=dict)  # {} without an input for the time since the row before
     ahead: JsonDict = field(default_factory=dict)  # kind "next": see `ahead`; {}: the next numbers
+    # What a symbol is called, "character" or "symbol", if classes are the next ones of sequences of
+    # symbols: see `symbols`.
+    symbols: str = ""
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @property
@@ -189,7 +194,7 @@ class Description:
         is_of_samples = isinstance(given, dict) and "shape" in given
         cls = SampleDescription if is_of_samples else Description
         known = {f.name for f in fields(cls)}
-        optional = {"categories", "shares", "gap", "ahead"}  # since 0.9.0
+        optional = {"categories", "shares", "gap", "ahead", "symbols"}  # since 0.9.0
         if not isinstance(given, dict) or known - optional != set(given) - optional:
             raise DataError(
                 "the model's description of its data is damaged: its keys are not those expected."
@@ -228,6 +233,11 @@ class Description:
         yield "dtype", self.dtype in ("float32", "float64")
         yield from self.check_encodings()
         yield from self.check_ahead()
+        yield "symbols", isinstance(self.symbols, str) and self.symbols in ("", *SYMBOLS)
+        if self.symbols:
+            yield "symbols", self.kind == "classify" and self.at == "every"
+            yield "symbols", self.categories == {self.features[0]: self.labels}
+            yield "symbols", len(self.features) == 1 and self.width == len(self.labels)
         yield (
             "reading",
             isinstance(self.reading, dict) and set(self.reading) <= READING_OPTIONS | WIDE_OPTIONS,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from .ahead import ahead_of
 from .baselines import Baseline, find_baselines
 from .description import ColumnNames, Description
 from .metrics import ClassTally, NumberTally, Tally, choose_metrics, metrics_of
+from .symbol_baselines import count_baselines
 from .task import Collection, Samples, Scores, Sequences, count_right, pairs_of_text
 
 SCORED = ("accuracy", "mse", "mae")  # the metrics that are means over entries, by `score`
@@ -43,6 +46,9 @@ class JudgedCollection(Collection):
             self.loss = "cross-entropy"
             self.metric = "accuracy"
             self.lower = False
+            if description.symbols:
+                self.metric = f"bits-per-{description.symbols}"
+                self.lower = True
         else:
             self.output = "identity"
             self.loss = "squared"
@@ -51,20 +57,20 @@ class JudgedCollection(Collection):
         levels = description.ahead.get("quantiles", ())
         if levels:
             self.loss = pinball(levels)
-        self.metrics = choose_metrics(metrics, bool(description.labels))
+        self.metrics = choose_metrics(metrics, bool(description.labels), description.symbols)
         super().__init__(sets)
 
     @property
     def selectors(self) -> dict[str, bool]:
         """The metrics that may choose the best weights, and whether less of each is better."""
-        known = metrics_of(bool(self.description.labels))
+        known = metrics_of(bool(self.description.labels), self.description.symbols)
         return {"loss": True} | {name: known[name].lower for name in self.metrics}
 
     def tally(self, names: Sequence[str] | None = None) -> Tally:
         """Return what collects metrics; by default those that `score` does not return."""
         d = self.description
         if names is None:
-            names = [name for name in self.metrics if name not in SCORED]
+            names = [name for name in self.metrics if name not in (*SCORED, self.metric)]
         if d.labels:
             return ClassTally(len(d.labels), names)
         return NumberTally(names, *d.target_scale())
@@ -80,7 +86,7 @@ class JudgedCollection(Collection):
     @functools.cached_property
     def baselines(self) -> list[Baseline]:
         """What is reached without a network, on the held-out sets; computed when first used."""
-        return find_baselines(self)
+        return count_baselines(self) if self.description.symbols else find_baselines(self)
 
     def counted_entries(self, a: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return pre-outputs and targets without padding and steps whose target is missing."""
@@ -103,8 +109,15 @@ class JudgedCollection(Collection):
         return middle.expand_as(by_column).reshape(a.shape)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Return the accuracy, or squared and absolute error in the target's own units."""
+        """Return the accuracy, or squared and absolute error in the target's own units.
+
+        Of symbols it is also the sum of their -log2 of the probability.
+        """
         a, y = self.counted_entries(a, batch)
+        if self.description.symbols:
+            log_p = torch.log_softmax(a.double(), -1).gather(-1, y[:, None])
+            bits = (-float(log_p.sum()) / math.log(2), float(len(y)))
+            return {self.metric: bits, "accuracy": count_right(a.argmax(-1) == y)}
         if self.description.kind == "classify":
             return {"accuracy": count_right(a.argmax(-1) == y)}
         std = torch.from_numpy(self.description.target_scale()[1]).to(a.device)
@@ -140,3 +153,15 @@ class JudgedCollection(Collection):
         mean, std = (scale.reshape(-1, *(1 for _ in shape[1:])) for scale in scales)
         images = values.double().reshape(-1, *shape) * std + mean
         return images if len(shape) == 3 else images[:, None]
+
+
+def mask_missing_targets(batch: Batch) -> Batch:
+    """Return the batch with weight 0 where the target of a step is missing: NaN, or class -1."""
+    y = batch.y
+    if y.is_floating_point():
+        gap = y.isnan().any(-1)
+        y = y.masked_fill(gap[..., None], 0)
+    else:
+        gap = y < 0
+        y = y.masked_fill(gap, 0)
+    return replace(batch, y=y, mask=(~gap).to(batch.u.dtype))

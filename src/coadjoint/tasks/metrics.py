@@ -11,6 +11,13 @@ auc                the area under the ROC curve of p_k = softmax(a)_k, class k a
                    the mean over classes; those without an entry, or with all, are left out
 log-loss           the mean over entries of -log softmax(a)_y
 
+Those of the next symbol of a sequence, of which a text's are characters: accuracy, and of the
+log-loss in nats
+
+nats-per-symbol    the log-loss itself; of a text nats-per-character
+bits-per-symbol    the log-loss / log 2; of a text bits-per-character
+perplexity         exp(log-loss), of so many equally probable symbols it would be the same
+
 Those of numbers, from predictions and targets in the units of the data. Each is the mean over
 targets of that of a target, with errors e:
 
@@ -52,6 +59,7 @@ OF_CLASSES = {
     "auc": Metric(lower=False, is_default=False),
     "log-loss": Metric(lower=True, is_default=False),
 }
+LOG_LOSSES = ("log-loss", "nats", "bits", "perplexity")  # how the names of those begin
 OF_NUMBERS = {
     "mse": Metric(lower=True, is_default=True),
     "mae": Metric(lower=True, is_default=True),
@@ -71,12 +79,27 @@ class Tally(Protocol):
         """Return the metrics of all entries so far, by name."""
 
 
-def metrics_of(has_classes: bool) -> dict[str, Metric]:
-    """Return the metrics of classes, or those of numbers, by name."""
+def of_symbols(unit: str) -> dict[str, Metric]:
+    """Return the metrics of the next symbol, by name; unit: what a symbol is called."""
+    by_default = Metric(lower=True, is_default=True)
+    of_log_loss = (f"bits-per-{unit}", f"nats-per-{unit}", "perplexity")
+    others = {name: OF_CLASSES[name]._replace(is_default=name == "accuracy") for name in OF_CLASSES}
+    return dict.fromkeys(of_log_loss, by_default) | others
+
+
+def metrics_of(has_classes: bool, symbols: str = "") -> dict[str, Metric]:
+    """Return the metrics of classes, or those of numbers, by name.
+
+    symbols: what classes are called that are the next symbols of sequences; "" for others.
+    """
+    if symbols:
+        return of_symbols(symbols)
     return OF_CLASSES if has_classes else OF_NUMBERS
 
 
-def choose_metrics(asked: str | Sequence[str] | None, has_classes: bool) -> tuple[str, ...]:
+def choose_metrics(
+    asked: str | Sequence[str] | None, has_classes: bool, symbols: str = ""
+) -> tuple[str, ...]:
     """Return the metrics to report: the default ones, then those that were asked for.
 
     Example:
@@ -84,7 +107,7 @@ def choose_metrics(asked: str | Sequence[str] | None, has_classes: bool) -> tupl
         >>> choose_metrics("auc", has_classes=True)
         ('accuracy', 'balanced-accuracy', 'f1', 'auc')
     """
-    known = metrics_of(has_classes)
+    known = metrics_of(has_classes, symbols)
     names = [name for name, metric in known.items() if metric.is_default]
     asked = [asked] if isinstance(asked, str) else asked or []
     what = "metric of classes" if has_classes else "metric of numbers"
@@ -113,7 +136,7 @@ class ClassTally:
         self.entries += np.bincount(y.numpy(), minlength=K)
         self.predicted += np.bincount(guess.numpy(), minlength=K)
         self.hits += np.bincount(y[guess == y].numpy(), minlength=K)
-        if "log-loss" in self.names:
+        if any(name.startswith(LOG_LOSSES) for name in self.names):
             log_p = torch.log_softmax(a, -1)
             self.log_loss -= float(log_p.gather(-1, y[:, None]).sum())
         if "auc" in self.names:
@@ -128,11 +151,24 @@ class ClassTally:
             "f1": mean_share(2 * self.hits, self.entries + self.predicted),
             "log-loss": ratio(self.log_loss, count),
         }
+        for name in self.names:
+            values |= log_loss_as(name, values["log-loss"])
         if self.kept:
             p = np.concatenate([p for p, _ in self.kept])
             y = np.concatenate([y for _, y in self.kept])
             values["auc"] = one_versus_rest_auc(p, y)
         return {name: values.get(name, math.nan) for name in self.names}
+
+
+def log_loss_as(name: str, log_loss: float) -> dict[str, float]:
+    """Return a metric that is the log-loss in other units, {name: value}; {} if it is none."""
+    if name.startswith("nats-per-"):
+        return {name: log_loss}
+    if name.startswith("bits-per-"):
+        return {name: log_loss / math.log(2)}
+    if name == "perplexity":
+        return {name: math.exp(min(log_loss, 700.0))}
+    return {}
 
 
 def ratio(total: float, count: float) -> float:

@@ -30,6 +30,8 @@ from .preparation import (
 from .prepared import StoredSheet, in_memory, is_prepared
 from .scaling import inputs_of
 from .stored_sets import StoredInputs
+from .symbol_sets import SymbolInputs
+from .symbols import read_new_sheet
 
 
 def read_new(
@@ -77,6 +79,8 @@ def read_new(
         categorical=tuple(d.categories),
         **how,
     )
+    if d.symbols:
+        return read_new_symbols(d, source, options)
     has_known = bool(d.ahead.get("known"))
     # Rows of the future lack what is predicted: they are told apart before gaps are refused.
     reads = options
@@ -113,6 +117,16 @@ def read_new(
         raise InputError("keep copies columns of a file; data in memory are at hand already.")
     names = None if keep is True else column_names(keep)
     return prediction.with_columns(read_columns(source, options, names))
+
+
+def read_new_symbols(description: Description, source: Source, options: Options) -> Prediction:
+    """Read new sequences of symbols; what follows each is its target."""
+    sheet = read_new_sheet(description, source, options)
+    cut = cut_for_prediction(sheet, "every", None)
+    asked = find_asked_rows(sheet, np.ones(len(sheet.u), bool), cut, "every")
+    path = Path(source.path if isinstance(source, InMemory) else source)
+    u = cast(np.ndarray, SymbolInputs(sheet, description))
+    return Prediction(description, path, cut, u, asked)
 
 
 def match_arrays(sheet: Sheet, source: Source, description: Description) -> Sheet:

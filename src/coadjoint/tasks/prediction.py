@@ -45,7 +45,9 @@ class Prediction:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was chosen or left out when the file was read."""
-        of_words = notes_on_words(self.cut.sheet, self.description)
+        of_words: list[str] = []
+        if not self.description.symbols:  # of symbols the reader says it
+            of_words = notes_on_words(self.cut.sheet, self.description)
         return (*self.cut.sheet.notes, *self.cut.notes, *of_words)
 
     @property

@@ -302,6 +302,8 @@ def origins_of(part: Part, description: Description) -> list[Origin]:
         if description.kind == "next":  # the first row is no target
             first = start + 1
             stop -= ahead_of(description).horizon - 1
+        elif description.symbols:  # nor is the first symbol
+            first = start + 1
         elif description.at == "last":
             first = stop - 1
         times = () if sheet.stamps is None else sheet.stamps[first:stop]

@@ -19,6 +19,7 @@ step               batches, gradients and clipping of one step
 watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
 looks              how held-out data is looked at: at once, or in segments
+generation         sequences of symbols that a network writes by itself
 held_out           what the best weights predict for held-out data, for the page
 layer_names        the layers of a chain in words
 advice             what may help where a network can hardly learn, or gained little

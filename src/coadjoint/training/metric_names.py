@@ -11,7 +11,8 @@ LABELS = {
     "symbols": "symbols correct",
 }
 # metrics of which less is better; of others more is
-LOWER = ("loss", "mse", "mae", "rmse", "mape", "nll", "log-loss", "log_loss", "error")
+LOWER = ("loss", "mse", "mae", "rmse", "mape", "nll", "log-loss", "log_loss", "error", "perplexity")
+LOWER_BEGINNINGS = ("bits-per-", "nats-per-")
 TOLERANCE = re.compile(r"_([\d.]+)$")  # the end of a key: "right_0.2"
 
 
@@ -40,7 +41,7 @@ def split_metric(split: object, metric: str) -> str:
 
 def is_lower_better(metric: str) -> bool:
     """Whether less of a metric is better, by its name: errors and losses."""
-    return metric_stem(metric) in LOWER
+    return metric_stem(metric) in LOWER or metric.startswith(LOWER_BEGINNINGS)
 
 
 def goal_label(goal: str) -> str:

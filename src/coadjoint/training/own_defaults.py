@@ -96,6 +96,10 @@ SHORT_SERIES = OwnDefaults(
     weight_decay=0.01,
     least_steps=300,
 )
+# Symbols, such as the characters of a text: the longer chunks are, the more they can learn from.
+NEXT_SYMBOL = OwnDefaults(
+    {"cell": "gru", "hidden": 256}, lr=3e-3, batch=32, weight_decay=0.01, chunk=100
+)
 SEASONAL_SERIES = replace(NEXT_STEP, least_steps=300)  # a long one, with such inputs
 DENSE_LAYERS = OwnDefaults({"activation": "relu", "dropout": 0.2}, lr=1e-2, batch=16)
 OTHER_LAYERS = OwnDefaults({}, lr=None, batch=16)
@@ -125,6 +129,8 @@ def fill(config: Sections, given: SectionValues, task: Data) -> Filled:
     lags = task.description.ahead.get("lags")
     if lags and "lags" not in given.get("data", {}):
         filled.put("data", lags=list(lags))
+    if task.description.symbols == "character":
+        filled.put("data", text=True)
     fill_network(filled, defaults, given)
     fill_chunk(filled, defaults, given, task)
     fill_training(filled, defaults, config, given, task)
@@ -146,6 +152,8 @@ def choose_defaults(config: Sections, given: SectionValues, task: Data) -> OwnDe
         return OTHER_CELL
     if task.readout != "every":
         return ONE_ANSWER
+    if task.description.symbols:
+        return NEXT_SYMBOL
     ahead = task.description.ahead
     if ahead.get("lags") and not ahead["quantiles"]:
         is_short = task.sets["train"].steps().sum() <= MOST_SHORT_ROWS

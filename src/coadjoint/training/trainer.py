@@ -19,6 +19,7 @@ from ..tasks.data import Data
 from ..tasks.task import Task
 from . import json_rows, schemas
 from .display import make_display
+from .generation import write_samples
 from .held_out import write_held_out
 from .json_types import JsonObject, Row
 from .layer_names import name_layers
@@ -336,6 +337,7 @@ class Training:
                 self.plan.tests,
                 self.plan.looks,
             )
+            write_samples(self.folder.path, self.net, self.task)
             self.folder.write_result(self.result(self.status, None, metrics))
         progress = self.progress
         return Result(

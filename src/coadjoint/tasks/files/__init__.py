@@ -14,6 +14,7 @@ words    columns of words among the features
 wide     tables with one row for each sequence
 table    the roles of columns, and a long table as sequences
 text     .csv .tsv .txt: rows, and a table
+characters  .txt: a text as a sequence of characters, and which .txt are tables
 text_times  the time column of a text
 parquet  .parquet .pq: rows, and a table
 typed    typed columns as numbers, words and times

@@ -16,6 +16,7 @@ baseline_table   the network beside baselines
 depth_figures    costates over layers, of the chains of a comparison
 page_parts       tables, sections and pages, for the template
 run_again        the commands that make a run again, or continue it
+sample_section   what a network of symbols writes by itself
 data_section     what was read from the user's own files
 run_page         the page of a run
 diagnosis_page   the page, or the section, of a diagnosis

@@ -18,6 +18,7 @@ from .prediction_section import prediction_cards, prediction_section
 from .read import RunRecord, as_mapping, as_mappings, describe_outcome, read_run
 from .run_again import again_section
 from .run_figures import RunFigures
+from .sample_section import sample_sections
 from .text import NO_VALUE, Row, clean, duration, parse_goal, short_number, shown_metric
 from .wording import list_layers
 
@@ -48,6 +49,7 @@ def run_page(folder: Path) -> Page:
     diagnoses = [diagnosis.section] if diagnosis is not None else []
     sections = [
         PageSection("training", "Training", figures=figures.training(), tables=tables),
+        *sample_sections(folder, run.faults),
         *prediction_section(answers, run.words.unit),
         PageSection("inside", "Inside the gradient", describe_inside(run), figures.inside()),
         *diagnoses,

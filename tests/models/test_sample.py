@@ -1,0 +1,192 @@
+"""Generation of symbols: from Python and the command line, on the page, and exact resumption."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import coadjoint as co
+from coadjoint.errors import InputError, Unsupported
+from coadjoint.networks.sampling import Sampling
+from coadjoint.training.report import pages
+
+TEXT = "the cat sat on the mat\nand the hat sat on the bat; " * 12
+
+
+def run(folder, *words, code=0):
+    """Run the program in a folder; its output, or of a failure its error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "coadjoint", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr if code else done.stdout
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """An untrained network with large weights, whose answers differ, and its folder."""
+    folder = tmp_path_factory.mktemp("book")
+    (folder / "book.txt").write_text(TEXT, encoding="utf-8")
+    task = co.tasks.Data.read(str(folder / "book.txt"), kind="next", dtype="float64")
+    torch.manual_seed(0)
+    net = co.Network(
+        "gru",
+        inputs=task.inputs,
+        hidden=6,
+        outputs=task.outputs,
+        readout="every",
+        output="softmax",
+        dtype=torch.float64,
+    )
+    with torch.no_grad():
+        for p in net.parameters():
+            p *= 3
+    return co.Model(net, task)
+
+
+def by_hand(model, prime, length, sampling, seed, number):
+    """A sample drawn symbol by symbol: the whole text so far is read again at each of them."""
+    d = model.description
+    shares = np.array(d.shares["character"])
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, number])))
+    text = prime
+    for _ in range(length):
+        rows = np.eye(len(d.labels))[[d.labels.index(c) for c in text]] - shares
+        a = model.network(torch.from_numpy(rows)[:, None]).a[-1, 0].detach()
+        p = sampling.probabilities(a).numpy()
+        total = np.cumsum(p)
+        text += d.labels[int((total <= generator.random() * total[-1]).sum())]
+    return text
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.4, "top_k": 5}, {"top_p": 0.8}, {"temperature": 0}]
+)
+def test_samples_are_those_of_a_loop_by_hand(model, options):
+    drawn = model.sample("the ", 25, seed=3, count=2, **options)
+    for number, text in enumerate(drawn):
+        assert text == by_hand(model, "the ", 25, Sampling(**options), 3, number)
+    assert model.sample("the ", 25, seed=3, count=1, **options) == drawn[:1]
+    assert model.sample("the ", 10, seed=3, **options)[0] == drawn[0][:14]
+
+
+def test_without_a_prime_a_text_begins_after_a_line_feed(model):
+    assert model.sample(None, 12)[0] == model.sample("\n", 12)[0][1:]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prime": "thé €"}, "never saw: 'é', '€'"),
+        ({"prime": ""}, "prime must hold a character, at least"),
+        ({"length": 0}, "length must be a whole number, at least 1"),
+        ({"count": 0}, "count must be a whole number, at least 1"),
+        ({"temperature": -1.0}, "temperature must be"),
+        ({"top_k": 0}, "top_k must be"),
+        ({"top_p": 2.0}, "top_p must be"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_wrong_wishes_are_refused_in_one_line(model, given, message):
+    with pytest.raises(InputError, match=message) as raised:
+        model.sample(**given)
+    assert "\n" not in str(raised.value)
+
+
+def test_other_models_are_refused(model):
+    inputs = np.random.default_rng(0).normal(size=(20, 12, 2))
+    task = co.tasks.Data.of(inputs, kind="next")
+    other = co.Model(co.Network("gru", inputs=2, hidden=3, outputs=2, readout="every"), task)
+    with pytest.raises(InputError, match="only a model of symbols"):
+        other.sample("a")
+    with pytest.raises(InputError, match=r"coadjoint sample, or model\.sample"):
+        model.forecast("book.txt")
+    sizes = {"inputs": model.network.inputs, "outputs": model.network.outputs}
+    both = co.Stack(
+        ["gru"], hidden=3, readout="every", output="softmax", bidirectional=True, **sizes
+    )
+    with pytest.raises(Unsupported, match="no state to go on from"):
+        co.Model(both, model.description).sample("the ")
+
+
+def test_words_have_commas_between_them(tmp_path):
+    path = tmp_path / "notes.csv"
+    rows = "".join(f"{'CDE'[t % 3]}4\n" for t in range(150))
+    path.write_text("note\n" + rows)
+    task = co.tasks.Data.read(str(path), kind="next", target="note")
+    net = co.Network("gru", inputs=3, hidden=3, outputs=3, readout="every", output="softmax")
+    model = co.Model(net, task)
+    text = model.sample("C4,D4", 4, seed=1)[0]
+    assert text == model.sample(["C4", "D4"], 4, seed=1)[0]
+    words = text.split(",")
+    assert words[:2] == ["C4", "D4"]
+    assert len(words) == 6
+    assert set(words) <= {"C4", "D4", "E4"}
+
+
+def test_a_text_is_stepped_through_blanks_included(model):
+    state = None
+    for symbol in "the cat":
+        answer, state = model.step(symbol, state)
+    assert answer.value in model.labels
+    assert answer.probabilities.sum() == pytest.approx(1)
+
+
+@pytest.mark.thorough
+def test_the_commands_train_resume_and_sample_a_text(tmp_path):
+    (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
+    small = ["--train", "book.txt", "--kind", "next", "--hidden", "8", "--threads", "1"]
+    said = run(tmp_path, "train", *small, "--steps", "24", "--out", "whole")
+    assert "valid bits-per-character" in said
+    for name in ("trigram", "bigram", "unigram"):
+        assert name in said
+    run(tmp_path, "train", *small, "--steps", "10", "--schedule", "constant", "--out", "part")
+    run(tmp_path, "resume", "part", "--steps", "20")
+    run(tmp_path, "train", *small, "--steps", "20", "--schedule", "constant", "--out", "once")
+    weights = [(tmp_path / name / "model.safetensors") for name in ("part", "once")]
+    one, other = (safetensors.torch.load_file(path) for path in weights)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    whole = run(tmp_path, "sample", "whole", "--prime", "the ", "--length", "30")
+    assert whole.startswith("the ")
+    assert len(whole.rstrip("\n")) <= 34
+    again = run(tmp_path, "sample", "whole", "--prime", "the ", "--length", "30", "--count", "2")
+    assert again.startswith(whole.rstrip("\n"))
+    run(tmp_path, "sample", "whole", "--length", "5", "--out", "s.txt")
+    assert (tmp_path / "s.txt").read_text(encoding="utf-8")
+    error = run(tmp_path, "sample", "whole", "--prime", "€", code=2)
+    assert "never saw" in error
+    page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
+    assert "A sample" in page
+    assert "bits-per-character" in page
+    samples = json.loads((tmp_path / "whole" / "sample.json").read_text(encoding="utf-8"))
+    assert [len(s["text"]) for s in samples["samples"]] == [400, 400]
+    figures = run(tmp_path, "evaluate", "whole", "book.txt")
+    assert "bits-per-character" in figures
+
+
+@pytest.mark.thorough
+def test_a_damaged_sample_leaves_a_page_with_a_notice(tmp_path):
+    folder = tmp_path / "run"
+    task = co.tasks.make("addition", length=10)
+    plain = co.networks.make("elman", inputs=task.inputs, outputs=task.outputs, hidden=4)
+    co.train(plain, task, steps=2, tests=10, confirm=10, folder=folder)
+    assert not (folder / "sample.json").exists()
+    (folder / "sample.json").write_text("{", encoding="utf-8")
+    assert "sample.json could not be read" in pages.write(folder).read_text(encoding="utf-8")
+    (folder / "sample.json").write_text('{"samples": [{"text": "<b>\\u202e"}]}', encoding="utf-8")
+    page = pages.write(folder).read_text(encoding="utf-8")
+    assert "&lt;b&gt;" in page
+    assert "\u202e" not in page
