@@ -1,4 +1,4 @@
-"""Predictions for a prepared set, one batch at a time: neither rows nor answers are all in memory."""
+"""Predictions for a prepared set, one batch at a time: rows and answers need not fit in memory."""
 
 from __future__ import annotations
 

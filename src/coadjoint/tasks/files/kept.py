@@ -19,7 +19,7 @@ from .table import suggest_column
 from .text import TextRows
 
 WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})", re.ASCII)
-REAL = re.compile(r"[+-]?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+REAL = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 NumberType = type[int] | type[float]
 
 
@@ -141,8 +141,7 @@ def type_of_texts(texts: Iterable[str | None], decimal: str = ".") -> NumberType
             continue
         if found is not float and WHOLE.fullmatch(cell):
             found = int
-        # A cell of signs and points alone fits the pattern, too.
-        elif REAL.fullmatch(cell) and any(map(str.isdigit, cell)):
+        elif REAL.fullmatch(cell):
             found = float
         else:
             return None
