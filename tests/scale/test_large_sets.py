@@ -81,7 +81,6 @@ def test_a_set_four_times_the_limit_is_prepared_trained_on_and_predicted(tmp_pat
     )
     run_limited(tmp_path, "resume", "run-SET", "--steps", 4, "--quiet")
     assert (tmp_path / "run-large" / "model.safetensors").exists()
-    run_limited(tmp_path, "predict", "run-SET", "SET.co", "--out", "SET.parquet")
     run_limited(tmp_path, "predict", "run-SET", "SET.co", "--out", "SET.csv")
     with (tmp_path / "large.csv").open() as file:
         assert sum(1 for _ in file) == 1 + FILES * each
