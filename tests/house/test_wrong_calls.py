@@ -409,6 +409,7 @@ CALLS = {
             "weight": (1.0, (*REAL, -1.0, -1)),
             "segments": (None, (0, -1, 1.5, "x", [], Odd())),
             "pretrain": (0, (-1, 1.5, "x", None, [])),
+            "hold": (None, ("state", "", 3, [], Odd())),
         },
     ),
     "Network": (co.Network, NETWORK),
@@ -440,6 +441,7 @@ CALLS = {
             "structure": (None, ("no such name", 3, [])),
             "bidirectional": (False, SWITCH),
             "residual": (False, SWITCH),
+            "dense": (False, SWITCH),
         },
     ),
     "EncoderDecoder": (
