@@ -120,7 +120,7 @@ def test_a_search_ranks_by_validation_and_sees_the_test_set_once(table, coadjoin
     assert (code, err) == (0, "")
     assert "goal: valid accuracy; at most 2 trials" in out
     assert "2 of 2: trial 1: valid accuracy" in out
-    assert "best settings so far:\n  coadjoint train --train data.csv" in out
+    assert "best settings:\n  coadjoint train --train data.csv" in out
     for name in ("trial-0", "trial-1"):
         folder = table / "s" / "runs" / name
         assert set(json.loads((folder / "result.json").read_text())["metrics"]) == {

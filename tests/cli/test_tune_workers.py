@@ -258,7 +258,7 @@ def test_the_same_line_adds_a_worker(here, coadjoint):
     assert (code, err) == (0, "")
     assert "3 of 3 trials: 3 complete" in out
     assert ", pid " in out
-    assert "best settings so far:\n  coadjoint train temporal-order --length 10" in out
+    assert "best settings:\n  coadjoint train temporal-order --length 10" in out
     assert coadjoint("tune", "--show", "runs/s")[1] == out
     # Other settings under the same name are refused, and so is a lost record.
     code, _, err = coadjoint(*words, "--batch", "5")
@@ -317,9 +317,15 @@ def test_the_page_draws_all_settings_at_once():
     places = [axis["places"] for axis in figure.data["axes"]]
     np.testing.assert_allclose(places[0], [0, 0.5, 1])  # logarithmic
     assert places[1] == [0, 1, 1]
-    assert places[2] == [0.5, None, None]
-    assert figure.data["trials"][1]["lines"][2] == ["weight", "–"]
-    assert make_axis("x", [None, None]).marks == []
+    # The trials that do not set it have a place of their own: their lines pass through it.
+    assert places[2] == [0.5, 0, 0]
+    assert figure.data["axes"][2]["marks"] == [[0, "not set"], [0.5, "0.5"]]
+    assert figure.data["trials"][1]["lines"][2] == ["weight", "not set"]
+    assert make_axis("x", [None, None]).marks == [(0.5, "not set")]
+    assert make_axis("x", ["gru", None, "lstm"]).places.tolist() == [0.5, 0, 1]
+    numbers = make_axis("x", [1.0, None, 2.0, 3.0])
+    np.testing.assert_allclose(numbers.places, [0.2, 0, 0.6, 1])
+    assert [place for place, _ in numbers.marks] == [0, 0.2, 1]
     assert parallel_figure(trials[:1], ["lr"], "x").empty
 
 

@@ -1,4 +1,6 @@
-"""A set four times larger than the memory that a command may still take: prepared, trained on."""
+"""A set four times larger than the memory that a command may still take: prepared, trained on,
+predicted.
+"""
 
 import subprocess
 import sys
@@ -66,7 +68,7 @@ def run_limited(folder, *words):
     return child.stdout
 
 
-def test_a_set_four_times_the_limit_is_prepared_trained_on_and_resumed(tmp_path):
+def test_a_set_four_times_the_limit_is_prepared_trained_on_and_predicted(tmp_path):
     each = 1 + 4 * LIMIT // (FILES * C * T * 4)
     write_tables(tmp_path / "small", 200, 2)  # more than one chunk of rows
     write_tables(tmp_path / "large", each, FILES)
@@ -79,3 +81,12 @@ def test_a_set_four_times_the_limit_is_prepared_trained_on_and_resumed(tmp_path)
     )
     run_limited(tmp_path, "resume", "run-SET", "--steps", 4, "--quiet")
     assert (tmp_path / "run-large" / "model.safetensors").exists()
+    run_limited(tmp_path, "predict", "run-SET", "SET.co", "--out", "SET.csv")
+    with (tmp_path / "large.csv").open() as file:
+        assert sum(1 for _ in file) == 1 + FILES * each
+    # An answer for each row: there are more of them than the limit has room for.
+    every = [*network, "--at", "every", "--chunk", T, "--out", "every-SET"]
+    run_limited(tmp_path, "train", "--train", "SET.co", "--steps", 2, *every, *split)
+    run_limited(tmp_path, "predict", "every-SET", "SET.co", "--out", "rows-SET.csv")
+    with (tmp_path / "rows-large.csv").open() as file:
+        assert sum(1 for _ in file) == 1 + FILES * each * T

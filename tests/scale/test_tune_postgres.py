@@ -221,13 +221,13 @@ def test_show_works_from_the_storage_alone(server, here, coadjoint):
     code, out, err = coadjoint("tune", "--show", *base)
     assert (code, err) == (0, "")
     assert "1 of 1 trials: 1 complete" in out
-    assert "best settings so far:\n  coadjoint train temporal-order" in out
+    assert "best settings:\n  coadjoint train temporal-order" in out
     # A worker that does not see the folder is refused, and so are other settings.
     code, _, err = coadjoint("tune", *TASK, "--trials", "1", "--quiet", *base)
     assert (code, err.count("\n")) == (4, 1)
     assert "belongs to another folder" in err
     assert "another --study" in err
-    code, _, err = coadjoint("tune", *TASK, "--lr", "1", "--vary", "clip=1..2", *base)
+    code, _, err = coadjoint("tune", *TASK, "--clip", "1", *base)
     assert "is a study of other settings or data" in err
     assert not (here / "runs").exists()
     assert PASSWORD not in err

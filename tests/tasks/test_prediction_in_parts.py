@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from coadjoint.errors import DataError
+from coadjoint.errors import CoadjointError, DataError
 from coadjoint.tasks.data import Data
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.tasks.new_data import read_new, targets_of
 from coadjoint.tasks.preparing import prepare
+from coadjoint.tasks.stored_prediction import StoredPrediction
 from coadjoint.tasks.stored_sets import StoredInputs
+from coadjoint.training import prediction_files
 
 
 def put(folder, name, n=12, T=9, seed=0, late=()):
@@ -57,11 +59,67 @@ def test_inputs_and_targets_are_those_of_the_table(tmp_path, reading, training):
     other = read_new(description, folder, labelled=labelled, in_parts=True)
     assert isinstance(other.u, StoredInputs) == ("known" not in training)
     assert one.ids == other.ids
-    assert np.array_equal(one.asked.row, other.asked.row)
-    assert one.asked.stamps == other.asked.stamps
+    asked = other.part(0, len(other)).asked if isinstance(other, StoredPrediction) else other.asked
+    assert isinstance(other, StoredPrediction) == (not labelled and "known" not in training)
+    assert np.array_equal(one.asked.row, asked.row)
+    assert one.asked.ids == asked.ids
+    assert one.asked.stamps == asked.stamps
     for (_, a), (_, b) in zip(one.batches(3), other.batches(3), strict=True):
         assert torch.equal(a.u, b.u)
     assert np.array_equal(targets_of(one), targets_of(other), equal_nan=True)
+
+
+def answers(prediction, n):
+    """Outputs that depend on the inputs of a batch alone."""
+    for _, batch in prediction.batches(n):
+        a = batch.u.mean(-1, keepdim=True) * torch.arange(1, prediction.description.outputs + 1)
+        yield a if prediction.description.at == "every" else a[-1]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv.gz", ".json", ".jsonl", ".parquet", ".feather"])
+@pytest.mark.parametrize("case", [CASES[1], CASES[2], CASES[5]], ids=["last", "next", "every"])
+@pytest.mark.parametrize("prefix", ["e", "1"])  # ids that are words, or numbers
+def test_what_is_written_in_parts_is_the_table(tmp_path, case, suffix, prefix, monkeypatch):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(prediction_files, "ROWS_OF_A_PART", 20)
+    reading, training = case
+    description = Data.read(put(tmp_path, "d"), **reading | training).describe()
+    table = put(tmp_path, prefix, n=7, seed=1)
+    stored = read_new(description, prepared(table, **reading), in_parts=True)
+    assert isinstance(stored, StoredPrediction)
+    assert stored.summary == read_new(description, table).summary
+    files = []
+    for name, prediction in (("table", read_new(description, table)), ("set", stored)):
+        files.append(tmp_path / f"{name}{suffix}")
+        prediction_files.write_predictions(prediction, files[-1], answers(prediction, 2))
+    if suffix in (".parquet", ".feather"):
+        from pyarrow import feather, parquet
+
+        read = parquet.read_table if suffix == ".parquet" else feather.read_table
+        one, other = (read(str(path)).combine_chunks() for path in files)
+        assert one.equals(other)
+        assert one.schema == other.schema
+    else:
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_parts_that_do_not_fit_are_refused_and_nothing_is_printed(tmp_path, capsys):
+    reading, training = CASES[0]
+    description = Data.read(put(tmp_path, "d"), **reading | training).describe()
+    stored = read_new(description, prepared(put(tmp_path, "e", n=7), **reading), in_parts=True)
+    some = [torch.zeros(3, 2), torch.zeros(3, 2)]
+    cases = {
+        "outputs for 6 sequences; expected 7": some,
+        "expected \\[B, 2\\]": [*some, torch.zeros(2, 2)],
+        "not finite": [*some, torch.full((1, 2), torch.nan)],
+    }
+    for match, outputs in cases.items():
+        with pytest.raises(CoadjointError, match=match):
+            prediction_files.write_predictions(stored, "-", outputs)
+        assert capsys.readouterr().out == ""
+    prediction_files.write_predictions(stored, "-", [*some, torch.zeros(1, 2)])
+    assert capsys.readouterr().out.count("\n") == 8
+    assert len(stored.table([torch.zeros(7, 2)])[0].values) == 7
 
 
 def test_uneven_steps_are_refused_unless_allowed(tmp_path):

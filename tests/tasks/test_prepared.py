@@ -30,6 +30,14 @@ def table(n=12, T=9, seed=0, ids=None, gaps=(), words=False):
     return "\n".join(rows) + "\n"
 
 
+def without_label(text, *lines):
+    """The table without the labels of some lines, from 1."""
+    rows = text.split("\n")
+    for line in lines:
+        rows[line - 1] = rows[line - 1].rpartition(",")[0] + ","
+    return "\n".join(rows)
+
+
 def put(folder, name, text):
     path = folder / name
     path.write_text(text)
@@ -178,6 +186,15 @@ def test_several_files_are_one_set(tmp_path):
         ([table(n=2).replace("s0,8,", "s0,11,")], ["a.csv row 9", "time step is 4"]),
         ([table(n=2, gaps={(1, 2)})], ["a.csv:13", "missing"]),
         ([table(n=2).replace("s1,3,", "s1,3,x")], ["a.csv:14", "not a number"]),
+        (
+            [table(n=2), table(n=1, ids=["x"], words=True)],
+            ["b.csv column 'c'", "a.csv, the first table", "--features a,b"],
+        ),
+        (
+            [without_label(table(n=2), 6)],
+            ["a.csv:6 column 'label'", "8 other rows of sequence 's0'", "--missing drop|mask"],
+        ),
+        ([without_label(table(n=2), 12, 13)], ["a.csv:12", "8 other rows of sequence 's1'"]),
     ],
 )
 def test_what_one_pass_cannot_take_is_refused_by_its_place(tmp_path, texts, words):
@@ -186,6 +203,23 @@ def test_what_one_pass_cannot_take_is_refused_by_its_place(tmp_path, texts, word
         prepared(tmp_path, *paths, kind="classify")
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.usefixtures("rows_per_chunk")
+def test_columns_and_labels_that_are_meant_are_taken(tmp_path):
+    one = put(tmp_path, "a.csv", table(n=6))
+    two = put(tmp_path, "b.csv", table(n=6, words=True, ids=[f"t{i}" for i in range(6)]))
+    prepared(tmp_path, one, two, name="named.co", kind="classify", features=("a", "b"))
+    # A label in a single row is that of the sequence; gaps may be asked for.
+    single = put(tmp_path, "c.csv", without_label(table(n=6), *range(3, 11)))
+    out = prepared(tmp_path, single, name="single.co", kind="classify")
+    assert_same(Data.read(single, kind="classify", at="last"), Data.read(out, at="last"))
+    lacking = put(tmp_path, "d.csv", without_label(table(n=6), 6))
+    for missing in ("drop", "mask"):
+        name = f"{missing}.co"
+        prepared(tmp_path, lacking, name=name, kind="classify", missing=missing)
+    with pytest.raises(DataError, match="'label': the target is missing"):
+        prepared(tmp_path, lacking, name="ffill.co", kind="classify", missing="ffill")
 
 
 def test_options_of_reading_are_settled(tmp_path):

@@ -39,7 +39,14 @@ def show(folder: Path, study: str | None, storage: str | None) -> None:
     best = best_trial(record, goal)
     if best is not None:
         values = values_of(best, parse_space(plan["space"]), plan["base"])
-        print_escaped(f"best settings so far:\n  {train_command(values)}")
+        ended = sum(row["status"] not in ("running", "waiting") for row in rows)
+        print_best(values, is_over=ended == len(rows) and ended >= plan["trials"])
+
+
+def print_best(values: SectionValues, is_over: bool) -> None:
+    """Print the command line of the best settings; is_over: whether no trial is left."""
+    when = "" if is_over else " so far"
+    print_escaped(f"best settings{when}:\n  {train_command(values)}")
 
 
 def find(folder: Path, study: str | None, storage: str | None) -> tuple[optuna.Study, JsonObject]:

@@ -276,7 +276,7 @@ def run_study(
         study.close()
     if not quiet:
         study_show.print_ended(folder)
-        print_escaped(f"best settings so far:\n  {study_show.train_command(best)}")
+        study_show.print_best(best, is_over=not others)
     if others:
         say(quiet, f"{others} of the trials still run elsewhere; study: {folder}")
         return

@@ -40,8 +40,10 @@ description    what a network must know about the data it was trained on
 overview       what was read from files, to be shown before training
 new_data       reading new sequences for a trained network
 prediction     new sequences for a trained network
+stored_prediction    those of a prepared set, one batch at a time
 chunks         tables in chunks of rows
 preparing      tables that do not fit into memory, as arrays on disk
+prepare_checks what of them is refused
 prepared       such a set of arrays, as a file that was read
 array_files, stored_rows, stored_sets    arrays that grow, and are read, on disk; their sequences
 blocks, row_blocks, running_moments, step_range, uneven    many rows, some at a time

@@ -38,6 +38,7 @@ class ChunkedTable(Protocol):
 
     source: LoadedFile
     roles: Roles
+    names: list[str]  # of its columns
     is_exact_in_32_bits: bool
 
     def chunks(self, options: Options) -> Iterator[Sheet]:
@@ -78,6 +79,7 @@ class TextChunks:
         self.rows = TextRows.from_file(source, options, self.problems)
         found = assign_roles(self.rows.data_names, options, self.problems, self.rows.holds_dates)
         self.roles = with_note(found, self.rows.index)
+        self.names = list(self.rows.data_names)
 
     def share_read(self) -> float:
         """Return how much of the file was read, by its bytes."""
@@ -153,6 +155,7 @@ class TypedChunks:
             self.file = ArrowRows(source, options.max_bytes)
         self.roles = choose_typed_roles(self.file, options, self.problems)
         refuse_unfit_types(self.file, self.roles, options, self.problems)
+        self.names = list(self.file.names)
         numbers = [name for name in self.roles.features if name not in self.roles.categorical]
         types = {str(self.file.schema.field(name).type) for name in numbers}
         self.is_exact_in_32_bits = types <= set(EXACT_TYPES)

@@ -29,6 +29,7 @@ from .preparation import (
 )
 from .prepared import StoredSheet, in_memory, is_prepared
 from .scaling import inputs_of
+from .stored_prediction import StoredPrediction
 from .stored_sets import StoredInputs
 from .symbol_sets import SymbolInputs
 from .symbols import read_new_sheet
@@ -90,6 +91,7 @@ def read_new(
     future: list[np.ndarray] = []
     if has_targets and d.kind == "classify":
         sheet = encode_labels(sheet, d.labels)
+    window = None if whole else d.window
     is_on_disk = False
     if isinstance(sheet, StoredSheet):
         refuse_uneven(sheet, irregular)
@@ -97,15 +99,17 @@ def read_new(
         sheet = sheet if is_on_disk else in_memory(sheet, options.max_bytes)
     if has_known:
         sheet, future = split_future(sheet, d, options)
+    path = Path(source.path if isinstance(source, InMemory) else source)
+    if is_on_disk and not labelled and not keep:
+        return StoredPrediction.of(d, path, cut_for_prediction(sheet, d.at, window))
     if is_on_disk:
         # Gaps were dealt with when the set was written.
         sheet = replace(sheet, rows=np.arange(len(sheet.u)))
         filled, kept = sheet, np.ones(len(sheet.u), bool)
     else:
         filled, kept = fill_for_prediction(sheet, missing, irregular)
-    cut = cut_for_prediction(filled, d.at, None if whole else d.window)
+    cut = cut_for_prediction(filled, d.at, window)
     asked = find_asked_rows(sheet, kept, cut, d.at)
-    path = Path(source.path if isinstance(source, InMemory) else source)
     if is_on_disk:
         u = cast(np.ndarray, StoredInputs(cut.sheet, d))
     else:

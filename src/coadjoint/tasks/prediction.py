@@ -17,7 +17,7 @@ from .asked import AskedRows
 from .cutting import Piece, PreparedSheet
 from .description import Description
 from .encoding import notes_on_words
-from .files.kept import Column
+from .files.kept import Column, with_types
 from .files.sheet import quote_names
 from .scaling import arrange_samples
 from .task import LARGEST_BATCH, Samples, Sequences, steps_for_entries
@@ -61,12 +61,17 @@ class Prediction:
         return self.cut.sheet.unit
 
     @property
+    def row_count(self) -> int:
+        """The number of rows that get a prediction."""
+        return len(self.asked.place)
+
+    @property
     def summary(self) -> str:
         """How much was predicted, in words: "240 rows of 40 sequences"."""
         sequences = len(self.cut.sheet.lengths)
         text = f"{sequences} {self.unit}{'s' * (sequences != 1)}"
         if self.description.at == "every":
-            return f"{len(self.asked.place)} rows of {text}"
+            return f"{self.row_count} rows of {text}"
         if len(self) > sequences:
             return f"{len(self)} windows of {text}"
         return text
@@ -77,19 +82,21 @@ class Prediction:
         A batch ends before its padded steps exceed LARGEST_BATCH; a longer sequence is one of its
         own. Large samples, such as photographs, count as several steps.
         """
-        ids = self.ids
-        every = self.description.at == "every"
         begin = 0
         while begin < len(self):
             end = begin + self._count_for_batch(begin, n)
-            pieces = self.cut.pieces[begin:end]
-            chosen: Samples | Sequences
-            if self.description.input_shape is None:
-                chosen = Sequences([self.u[start:stop] for _, start, stop in pieces])
-            else:
-                chosen = Samples(arrange_samples(pieces, self.u, self.description))
-            yield ids[begin:end], chosen.batch(range(len(chosen)), every)
+            yield [self.cut.name(i) for i in range(begin, end)], self._batch(begin, end)
             begin = end
+
+    def _batch(self, begin: int, end: int) -> Batch:
+        """Return pieces begin, ..., end - 1 as a batch."""
+        pieces = self.cut.pieces[begin:end]
+        chosen: Samples | Sequences
+        if self.description.input_shape is None:
+            chosen = Sequences([self.u[start:stop] for _, start, stop in pieces])
+        else:
+            chosen = Samples(arrange_samples(pieces, self.u, self.description))
+        return chosen.batch(range(len(chosen)), self.description.at == "every")
 
     def _count_for_batch(self, begin: int, n: int) -> int:
         """Return how many pieces from number `begin` on make a batch, at most n."""
@@ -114,8 +121,19 @@ class Prediction:
         A prediction that cannot be made is an empty cell.
         """
         yield [spreadsheet_cell(name) for name in self._names()]
-        columns = [text_cells(column) for column in self.table(outputs)]
-        yield from map(list, zip(*columns, strict=True))
+        for columns in self.tables(outputs):
+            cells = [text_cells(column) for column in columns]
+            yield from map(list, zip(*cells, strict=True))
+            del columns, cells  # before the next part is made
+
+    def tables(self, outputs: Iterable[Tensor | np.ndarray]) -> Iterator[list[Column]]:
+        """Yield the table in parts, one below the other; here it is one part."""
+        yield self.table(outputs)
+
+    def typed_tables(self, outputs: Iterable[Tensor | np.ndarray]) -> Iterator[list[Column]]:
+        """Yield the parts of the table, with numbers in place of texts that are all numbers."""
+        for columns in self.tables(outputs):
+            yield [with_types(column) for column in columns]
 
     def table(self, outputs: Iterable[Tensor | np.ndarray]) -> list[Column]:
         """Return the predictions as columns, one row for each row of the file that is asked for.
@@ -229,7 +247,7 @@ class Prediction:
             raise InputError(f"got outputs for {done} {self.unit}s; expected {len(self)}.")
         return np.concatenate(parts)
 
-    def _check_shape(self, a: np.ndarray, done: int) -> None:
+    def _check_shape(self, a: Tensor | np.ndarray, done: int) -> None:
         """Refuse outputs of another shape, or for more sequences than there are.
 
         done: how many sequences had outputs before these.

@@ -23,6 +23,7 @@ from .chunks import appears_again, open_table, out_of_order
 from .description import JsonDict, PathLike
 from .files.sheet import Options, Sheet, quote_names
 from .preparation import carried_forward, kind_of, label_words
+from .prepare_checks import TargetGaps, refuse_new_columns
 from .prepared import DESCRIPTION, FORMAT, digest_of
 from .running_moments import RunningMoments, WrittenRows
 from .step_range import StepRange
@@ -42,6 +43,7 @@ class Preparing:
         self.arrays: dict[str, ArrayWriter] = {}
         self.features: tuple[str, ...] = ()
         self.first: Sheet | None = None
+        self.names: set[str] = set()  # the columns of the first table
         self.sources: list[JsonDict] = []
         self.categories: dict[str, dict[str, int]] = {}
         self.labels: dict[str, int] = {}
@@ -55,6 +57,7 @@ class Preparing:
         self.last_row: np.ndarray | None = None
         self.hash = hashlib.blake2b(digest_size=16)
         self.target_range: tuple[np.ndarray, np.ndarray] | None = None
+        self.target_gaps = TargetGaps()
         self.begin = 0
         self.place = ""
         self.target_changes = False
@@ -69,6 +72,10 @@ class Preparing:
         if self.first is not None:
             reads = self._like_first(reads)
         table = open_table(path, reads)
+        if self.first is None:
+            self.names = set(table.names)
+        elif self.options.features is None:
+            refuse_new_columns(table, self.names, self.sources[0]["name"])
         if reads.kind is None and not table.roles.targets:
             raise DataError(f"{table.source.path}: no target column.")
         self.sources.append(
@@ -155,6 +162,8 @@ class Preparing:
                 self._check_time(sheet, start)
             if sheet.time is not None:
                 self.last_time = sheet.time[rows.stop - 1]
+            if chunk.y is not None:
+                self.target_gaps.add(sheet, chunk.y[rows], rows)
             taken = self._without_gaps(sheet, rows, chunk.part(rows))
             self._look_at_sequence(taken)
             kept.append(taken)
@@ -176,6 +185,7 @@ class Preparing:
         self.last_row = None
         self.hash = hashlib.blake2b(digest_size=16)
         self.target_range = None
+        self.target_gaps.begin()
         self.arrays["starts"].append(np.array([self.rows]))
 
     def _check_time(self, sheet: Sheet, row: int) -> None:
@@ -266,6 +276,8 @@ class Preparing:
         """End the present sequence; one without any row is refused."""
         if self.id is None:
             return
+        if self.options.missing not in ("drop", "mask"):
+            self.target_gaps.refuse(self.id)
         if self.rows == self.begin:
             raise DataError(
                 f"{self.place}: without the rows that lack a value, sequence "

@@ -313,6 +313,7 @@ def compute_outputs(net: Net, prediction: Prediction) -> Iterator[Tensor]:
     with torch.no_grad():
         for _, batch in prediction.batches():
             yield run_in_parts(net, net.move_batch(batch))
+            del batch  # before the next one is made
 
 
 def run_in_parts(net: Net, batch: Batch, steps: int = STEPS_AT_ONCE) -> Tensor:

@@ -6,10 +6,13 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import math
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ from ..tasks.prediction import Prediction, spreadsheet_cell, text_cells
 from .files import replacing
 
 STANDARD_OUTPUT = "-"
+ROWS_OF_A_PART = 1 << 16  # of files that are written in parts
 Outputs = Iterable[Tensor | np.ndarray]
 
 
@@ -34,8 +38,8 @@ class TableSource(Protocol):
     def rows(self, outputs: Outputs) -> Iterator[list[str]]:
         """Yield the rows as text, the header first."""
 
-    def table(self, outputs: Outputs) -> list[Column]:
-        """Return the columns."""
+    def typed_tables(self, outputs: Outputs) -> Iterator[list[Column]]:
+        """Yield the columns, with their types, of one part of the rows after the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +54,9 @@ class FullTable:
         cells = [text_cells(column) for column in self.columns]
         yield from map(list, zip(*cells, strict=True))
 
-    def table(self, outputs: Outputs = ()) -> list[Column]:
-        """Return the columns."""
-        return list(self.columns)
+    def typed_tables(self, outputs: Outputs = ()) -> Iterator[list[Column]]:
+        """Yield the columns, with their types."""
+        yield [with_types(column) for column in self.columns]
 
 
 Writer = Callable[[TableSource, Outputs, BinaryIO], None]
@@ -101,7 +105,11 @@ def refuse_source(path: PathLike, source: Path, what: str, result: str) -> None:
 def write_source(source: TableSource, path: PathLike, outputs: Outputs) -> None:
     """Write a table to a file, or to standard output."""
     if os.fspath(path) == STANDARD_OUTPUT:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(source.rows(outputs))
+        # Nothing is printed if a later part fails.
+        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(source.rows(outputs))
+            file.seek(0)
+            shutil.copyfileobj(file, sys.stdout)
         return
     write = writer_of(path)
     with replacing(Path(path)) as raw:
@@ -153,10 +161,11 @@ def packed(write: Writer) -> Writer:
 
 def json_rows(prediction: TableSource, outputs: Outputs) -> Iterator[str]:
     """The rows as objects of JSON; null where there is no prediction."""
-    columns = [with_types(column) for column in prediction.table(outputs)]
-    names = [column.name for column in columns]
-    for row in zip(*(column.values for column in columns), strict=True):
-        yield json.dumps(dict(zip(names, map(plain_value, row), strict=True)), ensure_ascii=False)
+    for columns in prediction.typed_tables(outputs):
+        names = [column.name for column in columns]
+        for row in zip(*(column.values for column in columns), strict=True):
+            values = map(plain_value, row)
+            yield json.dumps(dict(zip(names, values, strict=True)), ensure_ascii=False)
 
 
 def plain_value(value: Any) -> Any:
@@ -191,7 +200,7 @@ def import_pyarrow() -> Any:
     """The module pyarrow with what is written by it; it is optional."""
     try:
         import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.feather  # type: ignore[import-untyped]
+        import pyarrow.ipc  # type: ignore[import-untyped]
         import pyarrow.parquet  # type: ignore[import-untyped]
     except ImportError:
         raise MissingError(
@@ -201,13 +210,24 @@ def import_pyarrow() -> Any:
     return pyarrow
 
 
-def arrow_table(prediction: TableSource, outputs: Outputs) -> Any:
-    """The table as one of pyarrow: numbers as numbers, null where there is no prediction."""
+def arrow_tables(prediction: TableSource, outputs: Outputs) -> Iterator[Any]:
+    """The parts of the table as tables of pyarrow: null where there is no prediction.
+
+    Numbers are numbers. All parts have the types of the first, and at least ROWS_OF_A_PART rows but
+    for the last.
+    """
     pa = import_pyarrow()
-    arrays = {}
-    for column in prediction.table(outputs):
-        arrays[column.name] = arrow_array(pa, with_types(column))
-    return pa.table(arrays)
+    waiting: list[Any] = []
+    schema = None
+    for columns in prediction.typed_tables(outputs):
+        table = pa.table({column.name: arrow_array(pa, column) for column in columns})
+        schema = schema or table.schema
+        waiting.append(table.cast(schema))
+        if sum(map(len, waiting)) >= ROWS_OF_A_PART:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def arrow_array(pa: Any, column: Column) -> Any:
@@ -223,13 +243,20 @@ def arrow_array(pa: Any, column: Column) -> Any:
 
 def write_parquet(prediction: TableSource, outputs: Outputs, raw: BinaryIO) -> None:
     """Write a Parquet file."""
-    import_pyarrow().parquet.write_table(arrow_table(prediction, outputs), raw)
+    tables = arrow_tables(prediction, outputs)
+    first = next(tables)
+    with import_pyarrow().parquet.ParquetWriter(raw, first.schema) as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table)
 
 
 def write_feather(prediction: TableSource, outputs: Outputs, raw: BinaryIO) -> None:
     """Write a Feather file of version 2, which is an Arrow file."""
-    table = arrow_table(prediction, outputs)
-    import_pyarrow().feather.write_feather(table, raw, compression="uncompressed")
+    tables = arrow_tables(prediction, outputs)
+    first = next(tables)
+    with import_pyarrow().ipc.new_file(raw, first.schema) as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table, max_chunksize=ROWS_OF_A_PART)
 
 
 # By the end of the name; the first that fits counts.

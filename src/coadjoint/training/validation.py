@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import torch
@@ -55,8 +55,7 @@ def evaluate(
     count = 0
     tally = task.tally()  # of metrics that are no means over entries
     with torch.no_grad(), evaluation_mode(net):
-        parts = (looks.parts(net, drawn) for drawn in task.held_out(split, seed, draw, n))
-        for batch in itertools.chain.from_iterable(parts):
+        for batch in drawn_parts(net, looks, task.held_out(split, seed, draw, n)):
             run = looks.run(net, batch, task.loss)
             losses = run.loss(task.loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             count += len(losses)
@@ -67,10 +66,18 @@ def evaluate(
                 totals[name] = (total_before + total, weight_before + weight)
             if tally is not None:
                 tally.add(*task.counted_entries(run.a, batch))
+            del batch, run, losses  # before the next batch is drawn
     values: dict[str, float] = {"sequences": count}
     for name, (total, weight) in totals.items():
         values[name] = total / weight if weight else math.nan
     return values if tally is None else values | tally.values()
+
+
+def drawn_parts(net: Net, looks: Looks, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The parts of one batch after the other; a batch is let go before the next is drawn."""
+    for drawn in batches:
+        yield from looks.parts(net, drawn)
+        del drawn
 
 
 def run_examples(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,8 @@ from .table import suggest_column
 from .text import TextRows
 
 WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})", re.ASCII)
-REAL = re.compile(r"[+-]?(0|[1-9]\d*)?(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+REAL = re.compile(r"[+-]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+NumberType = type[int] | type[float]
 
 
 class Column(NamedTuple):
@@ -128,13 +129,33 @@ def with_types(column: Column) -> Column:
     is_text = all(value is None or isinstance(value, str) for value in column.values)
     if column.arrow is not None or not is_text:
         return column
-    cells = [(text or "").strip().replace(column.decimal, ".") for text in column.values]
-    given = [cell for cell in cells if cell]
-    if not given:
+    return with_number_type(column, type_of_texts(column.values, column.decimal))
+
+
+def type_of_texts(texts: Iterable[str | None], decimal: str = ".") -> NumberType | None:
+    """The type of numbers that all of the texts are; None if one is no number, or all are ""."""
+    found: NumberType | None = None
+    for text in texts:
+        cell = plain_cell(text, decimal)
+        if not cell:
+            continue
+        if found is not float and WHOLE.fullmatch(cell):
+            found = int
+        elif REAL.fullmatch(cell):
+            found = float
+        else:
+            return None
+    return found
+
+
+def with_number_type(column: Column, number: NumberType | None) -> Column:
+    """The column with its texts as numbers of a type, which they are; None leaves it."""
+    if number is None:
         return column
-    if all(map(WHOLE.fullmatch, given)):
-        return column._replace(values=[int(cell) if cell else None for cell in cells])
-    # A cell of signs and points alone fits the pattern, too.
-    if all(REAL.fullmatch(cell) and any(map(str.isdigit, cell)) for cell in given):
-        return column._replace(values=[float(cell) if cell else None for cell in cells])
-    return column
+    cells = [plain_cell(text, column.decimal) for text in column.values]
+    return column._replace(values=[number(cell) if cell else None for cell in cells])
+
+
+def plain_cell(text: str | None, decimal: str) -> str:
+    """The text of a cell without blanks around it, with a point in numbers."""
+    return (text or "").strip().replace(decimal, ".")

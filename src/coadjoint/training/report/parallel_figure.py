@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,12 +13,14 @@ from .figures import PageFigure
 from .text import Row, clean, finite_or_nan, short_number
 
 MOST_LINES = 200  # the best trials; more cannot be told apart
+NOT_SET = "not set"  # a setting that a trial leaves at its default, as the first trial does
+LOWEST = 0.2  # the place of the least number on an axis where some trials have none
 LOG_RATIO = 10  # an axis whose ends have at least this ratio is logarithmic, as a search has it
 
 
 @dataclass(frozen=True)
 class SettingAxis:
-    """The axis of one setting. places: of each trial, from 0 (bottom) to 1; NaN without a value."""
+    """The axis of one setting. places: of each trial, from 0 (bottom) to 1."""
 
     name: str
     marks: list[tuple[float, str]]  # places and their labels
@@ -35,34 +36,45 @@ class SettingAxis:
 
 
 def make_axis(name: str, values: Sequence[object]) -> SettingAxis:
-    """The axis of a setting: numbers by their size, words at equal distances."""
+    """The axis of a setting: numbers by their size, words at equal distances.
+
+    Trials that do not set it (None) are at the bottom.
+    """
     given = [value for value in values if value is not None]
     if given and all(isinstance(value, int | float) for value in given):
         return number_axis(name, np.array([finite_or_nan(value) for value in values]))
-    words = list(dict.fromkeys(str(value) for value in given))
+    ordered = sorted(values, key=lambda value: value is not None)  # the others keep their order
+    words = list(dict.fromkeys(map(word_for, ordered)))
     step = 1 / max(len(words) - 1, 1)
     place_of = {word: step * k if len(words) > 1 else 0.5 for k, word in enumerate(words)}
-    places = [math.nan if value is None else place_of[str(value)] for value in values]
+    places = [place_of[word_for(value)] for value in values]
     return SettingAxis(name, [(place, word) for word, place in place_of.items()], np.array(places))
 
 
+def word_for(value: object) -> str:
+    """A setting as a word."""
+    return NOT_SET if value is None else str(value)
+
+
 def number_axis(name: str, values: np.ndarray) -> SettingAxis:
-    """The axis of numbers, logarithmic if they span a decade or more."""
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return SettingAxis(name, [], values)
-    low = float(finite.min())
-    high = float(finite.max())
-    scaled = values
-    if low > 0 and high / low >= LOG_RATIO:
-        scaled = np.log(values)
-    least = np.nanmin(scaled)
-    span = np.nanmax(scaled) - least
-    if not span > 0:
-        middle = np.where(np.isfinite(values), 0.5, np.nan)
-        return SettingAxis(name, [(0.5, short_number(low))], middle)
-    marks = [(0.0, short_number(low)), (1.0, short_number(high))]
-    return SettingAxis(name, marks, (scaled - least) / span)
+    """The axis of numbers, logarithmic if they span a decade or more; NaN is at the bottom."""
+    is_given = np.isfinite(values)
+    if not is_given.any():
+        return SettingAxis(name, [(0.5, NOT_SET)], np.full(len(values), 0.5))
+    low = float(values[is_given].min())
+    high = float(values[is_given].max())
+    lowest = 0.0 if is_given.all() else LOWEST
+    marks = [] if is_given.all() else [(0.0, NOT_SET)]
+    if low == high:
+        places = np.full(len(values), 0.5)
+        marks.append((0.5, short_number(low)))
+    else:
+        scaled = np.log(values) if low > 0 and high / low >= LOG_RATIO else values
+        least = np.nanmin(scaled)
+        shares = (scaled - least) / (np.nanmax(scaled) - least)
+        places = lowest + (1 - lowest) * shares
+        marks += [(lowest, short_number(low)), (1.0, short_number(high))]
+    return SettingAxis(name, marks, np.where(is_given, places, 0.0))
 
 
 def parallel_figure(ranked: list[JsonObject], names: list[str], label: str) -> PageFigure:
@@ -90,7 +102,7 @@ def describe_trial(trial: JsonObject, names: list[str], label: str) -> Row:
     """What the figure tells about a trial that is pointed at."""
     lines = []
     for name in names:
-        value = trial["settings"].get(name, "–")
+        value = trial["settings"].get(name, NOT_SET)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         lines.append([clean(name), short_number(value) if is_number else clean(value)])
     lines.append([label, short_number(trial["value"])])

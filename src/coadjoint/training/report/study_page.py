@@ -15,13 +15,14 @@ from ..json_types import JsonObject
 from .curves import Curve, json_numbers
 from .figures import Dot, LineChart, PageFigure, ValueAxis, dot_figure
 from .page_parts import Cell, Page, PageSection, Table, flatten_settings, make_table
-from .parallel_figure import parallel_figure
+from .parallel_figure import NOT_SET, parallel_figure
 from .read import as_mapping, folder_within, held_out_curve
 from .text import clean, duration, finite_or_nan, short_number, shown_metric
 
 MOST_CURVES = 12  # of trials, in one figure: more cannot be told apart by colour
 BINS = 4  # of a setting that is a number
-LEAD = "Trials are ranked on the {split} set. Only the best settings are scored on the test set."
+LEAD = "Trials are ranked on the {split} set."
+SCORED_ONCE = " Only the best settings are scored on the test set."
 
 
 def study_page(folder: Path) -> Page:
@@ -53,7 +54,7 @@ def study_page(folder: Path) -> Page:
             PageSection(
                 "progress",
                 "Progress",
-                LEAD.format(split=plan["goal"]["split"]),
+                lead_of(plan["goal"]["split"]),
                 figures=[trials.best_so_far(), trials.curves()],
             ),
             PageSection(
@@ -70,6 +71,11 @@ def study_page(folder: Path) -> Page:
             ),
         ],
     )
+
+
+def lead_of(split: str) -> str:
+    """How trials are ranked; a built-in task has no other set than the one they are tested on."""
+    return LEAD.format(split=split) + ("" if split == "test" else SCORED_ONCE)
 
 
 class Trials:
@@ -189,6 +195,11 @@ class Trials:
         values = [trial["settings"][name] for trial in rows]
         labels = bin_labels(values)
         lanes = sorted(dict.fromkeys(labels), key=labels_order(values, labels))
+        others = [trial for trial in self.complete if name not in trial["settings"]]
+        if others:
+            lanes.append(NOT_SET)
+            rows += others
+            labels += [NOT_SET] * len(others)
         dots = []
         for trial, label in zip(rows, labels, strict=True):
             mark = {"seed": trial["number"], "success": trial is self.best}
