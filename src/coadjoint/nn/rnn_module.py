@@ -14,7 +14,7 @@ from ..errors import InputError, KindError, Unsupported, choose, real
 from ..networks.initialisers import identity_, orthogonal_
 from ..sweeps.layout import Layout, check_dense
 from ..sweeps.rows import Rows, uniform_rows
-from ..sweeps.torch_internals import autocast_is_on, exclude_from_compile
+from ..sweeps.torch_internals import autocast_is_on, exclude_from_compile, nothing_intervenes
 from . import recording
 from .captured import CapturedModules
 from .frame import (
@@ -30,6 +30,7 @@ from .frame import (
     is_seen_as_operators,
 )
 from .layers import LayeredModule, LayersOutput
+from .one_step import step_of_layers
 
 INITIALISERS = {"torch": None, "orthogonal": orthogonal_, "identity": identity_}
 
@@ -254,6 +255,11 @@ class RNNModule(LayeredModule):
         self, input: Tensor | PackedSequence, hx: Hidden | None = None
     ) -> tuple[Tensor | PackedSequence, Hidden]:
         """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
+        if nothing_intervenes() and self._has_plain_steps:
+            result = step_of_layers(self, self._weight_names, input, hx)
+            if result is not None:
+                output, last = result
+                return output, (tuple(last) if len(last) > 1 else last[0])
         packed = input if isinstance(input, PackedSequence) else None
         # Kept from torch.compile: single steps, which it would unroll, and packed sequences, whose
         # rows depend on values.
@@ -309,6 +315,19 @@ class RNNModule(LayeredModule):
     def _runs_by_steps(self) -> bool:
         """Whether each step is torch's own operations, not a part of one sweep by a formula."""
         return self.layer_norm or self._engine == "autograd"
+
+    @property
+    def _has_plain_steps(self) -> bool:
+        """Whether a step is that of torch.nn, nobody has chosen an engine, and no tape records."""
+        return (
+            self._engine == "auto"
+            and not recording.active_tapes
+            and not self.layer_norm
+            and not self.peephole
+            and not self.proj_size
+            and not self.recurrent_dropout
+            and not any(self.zoneout)
+        )
 
     def _arrange(
         self, input: Tensor | PackedSequence, hx: Hidden | None
