@@ -12,7 +12,6 @@ from ..sweeps.affine import affine
 from ..sweeps.rows import uniform_rows
 from ..sweeps.torch_internals import autocast_is_on, nothing_intervenes
 from .frame import (
-    FORMULAS,
     Frame,
     SweepInputs,
     check_input,
@@ -28,6 +27,8 @@ from .frame import (
 )
 from .one_step import step_of_cell
 
+RNN_MODES = {"tanh": "RNN_TANH", "relu": "RNN_RELU"}
+
 
 class CellModule(nn.RNNCellBase):
     """What RNNCell, LSTMCell and GRUCell share: torch's cell.
@@ -38,14 +39,15 @@ class CellModule(nn.RNNCellBase):
 
     slots = 1  # of the state: 2 for h and c
     mode = "RNN"
+    nonlinearity: str  # of an RNNCell
     _engine = "auto"
 
     def _find_mode(self) -> str:
-        """The key of FORMULAS for this cell, as in "RNN_TANH"."""
-        if not isinstance(self, nn.RNNCell):
+        """The key of frame.FORMULAS for this cell, as in "RNN_TANH"."""
+        if self.mode != "RNN":
             return self.mode
-        mode = f"RNN_{self.nonlinearity.upper()}"
-        if mode not in FORMULAS:
+        mode = RNN_MODES.get(self.nonlinearity)
+        if mode is None:
             raise RuntimeError(f"Unknown nonlinearity: {self.nonlinearity}")
         return mode
 
@@ -59,7 +61,7 @@ class CellModule(nn.RNNCellBase):
         if self._engine == "auto" and nothing_intervenes():
             out = step_of_cell(self, mode, self.slots, input, hx)
             if out is not None:
-                return out if self.slots > 1 else out[0]
+                return out
         W = self.weight_hh
         check_weights(W)
         check_input(input, W)

@@ -256,10 +256,9 @@ class RNNModule(LayeredModule):
     ) -> tuple[Tensor | PackedSequence, Hidden]:
         """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
         if nothing_intervenes() and self._has_plain_steps:
-            result = step_of_layers(self, self._weight_names, input, hx)
-            if result is not None:
-                output, last = result
-                return output, (tuple(last) if len(last) > 1 else last[0])
+            after_one_step = step_of_layers(self, self._weight_names, input, hx)
+            if after_one_step is not None:
+                return after_one_step
         packed = input if isinstance(input, PackedSequence) else None
         # Kept from torch.compile: single steps, which it would unroll, and packed sequences, whose
         # rows depend on values.

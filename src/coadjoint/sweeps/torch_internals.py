@@ -290,7 +290,7 @@ def load_compiler() -> None:
 
 
 def fused_cell(name: str) -> Callable[..., Any]:
-    """The function behind torch.nn.LSTMCell ('lstm_cell'), GRUCell, RNNCell."""
+    """The function behind torch.nn.LSTMCell ('lstm_cell'), GRU ('gru'), and so on."""
     function: Callable[..., Any] = getattr(torch._VF, name)
     return function
 
