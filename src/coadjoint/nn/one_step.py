@@ -14,12 +14,12 @@ from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 from torch.nn.functional import dropout
+from torch.nn.utils.rnn import PackedSequence
 
 from ..cells.parameters import DTYPES
 from ..sweeps.pointers import PLAIN, has_memory
-from ..sweeps.torch_internals import fused_cell, is_wrapped, own_parameters
+from ..sweeps.torch_internals import fused_cell, own_parameters
 from .layers import LayeredModule
 
 CELLS = {
@@ -33,14 +33,13 @@ LAYERS = {
     "RNN_RELU": fused_cell("rnn_relu"),
     "GRU": fused_cell("gru"),
 }
-STRIDED = torch.strided
 CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 Hidden = Tensor | tuple[Tensor, ...]  # h, of an LSTM (h, c)
 
 
 def step_of_cell(
-    cell: nn.RNNCellBase, mode: str, slots: int, input: Tensor, hx: object
+    cell: nn.RNNCellBase, mode: str, slots: int, input: Tensor, hx: Hidden | None
 ) -> Hidden | None:
     """The next state of a cell module; None if a sweep must compute it.
 
@@ -50,24 +49,34 @@ def step_of_cell(
     if weights is None or not is_usual(input, weights[1]):
         return None
     shape = input.shape
-    is_single = len(shape) == 1  # one sample without the axis of samples
-    if shape[-1:] != (cell.input_size,) or len(shape) > 2 or shape[0] == 0:
+    if len(shape) == 1:  # one sample without the axis of samples
+        return step_of_sample(cell, mode, slots, input, hx)
+    if len(shape) != 2 or shape[1] != cell.input_size or shape[0] == 0:
         return None
-    states = usual_states(hx, slots, (*shape[:-1], cell.hidden_size), input)
+    states = usual_states(hx, slots, (shape[0], cell.hidden_size), input)
     if states is None:
         return None
-    if is_single:
-        input = input.unsqueeze(0)
-        states = tuple(y.unsqueeze(0) for y in states)
-    if slots > 1:
-        pair: tuple[Tensor, ...] = CELLS[mode](input, states, *weights)
-        return tuple(y.squeeze(0) for y in pair) if is_single else pair
-    h: Tensor = CELLS[mode](input, states[0], *weights)
-    return h.squeeze(0) if is_single else h
+    after: Hidden = CELLS[mode](input, states if slots > 1 else states[0], *weights)
+    return after
+
+
+def step_of_sample(
+    cell: nn.RNNCellBase, mode: str, slots: int, input: Tensor, hx: Hidden | None
+) -> Hidden | None:
+    """The same as step_of_cell for input [inputs] and states [hidden]."""
+    if hx is not None:
+        states = usual_states(hx, slots, (cell.hidden_size,), input)
+        if states is None:
+            return None
+        hx = states[0][None] if slots == 1 else tuple(y[None] for y in states)
+    after = step_of_cell(cell, mode, slots, input[None], hx)
+    if after is None or isinstance(after, Tensor):
+        return None if after is None else after[0]
+    return tuple(y[0] for y in after)
 
 
 def step_of_layers(
-    module: LayeredModule, names: Sequence[str], input: object, hx: object
+    module: LayeredModule, names: Sequence[str], input: Tensor | PackedSequence, hx: Hidden | None
 ) -> tuple[Tensor, Hidden] | None:
     """The output and h_n (and c_n) of a module for an input of one step.
 
@@ -92,9 +101,9 @@ def step_of_layers(
         return None
     if is_single:
         input = input.unsqueeze(axis)
-        states = tuple(y.unsqueeze(1) for y in states)
+        states = [y.unsqueeze(1) for y in states]
     if module.slots > 1:
-        output, states = step_by_cells(module, input.select(axis, 0), states, weights, directions)
+        output, last = step_by_cells(module, input.select(axis, 0), states, weights, directions)
         output = output.unsqueeze(axis)
     else:
         output, h = LAYERS[module.mode](
@@ -108,18 +117,18 @@ def step_of_layers(
             module.bidirectional,
             module.batch_first,
         )
-        states = (h,)
+        last = (h,)
     if is_single:
         output = output.squeeze(1)
-        states = tuple(y.squeeze(1) for y in states)
-    return output, (states if module.slots > 1 else states[0])
+        last = tuple(y.squeeze(1) for y in last)
+    return output, (last if module.slots > 1 else last[0])
 
 
 def step_by_cells(
     module: LayeredModule,
     u: Tensor,
-    states: tuple[Tensor, ...],
-    weights: Sequence[Tensor | None],
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
     directions: int,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The top layer's h' [B, directions hidden], and all h' and c', [layers directions, B, hidden].
@@ -147,57 +156,55 @@ def step_by_cells(
     return u, last
 
 
-def usual_weights(
-    own: Mapping[str, Parameter | None], names: Sequence[str]
-) -> list[Tensor | None] | None:
+def usual_weights(own: Mapping[str, Tensor | None], names: Sequence[str]) -> list[Tensor] | None:
     """The parameters of these names; None if one of them is not an ordinary tensor with values.
 
     own: those of the module itself. A parametrised weight, which is computed at every call, is not
-    among them.
+    among them. A cell without biases has None for them, which is left out.
     """
-    weights: list[Tensor | None] = []
-    for name in names:
-        w = own.get(name)
-        # Written out as far as it goes, because to call a function takes as long as to ask.
-        if type(w) in PLAIN and w is not None and w.untyped_storage().nbytes() >= w.nbytes:
+    weights: list[Tensor] = []
+    try:
+        for name in names:
+            w = own.get(name)
+            if w is None and name in own:
+                continue
+            # An address of 0: the memory was freed, by a wrapper that shards the module.
+            if type(w) not in PLAIN or w is None or w.data_ptr() == 0:
+                return None
             weights.append(w)
-        elif w is None and name in own:  # a cell without biases
-            weights.append(w)
-        else:
-            return None
-    return weights
+    except RuntimeError:  # no address: stored in another way, or wrapped by torch.func
+        return None
+    W = weights[1]  # weight_hh
+    return weights if W.is_cpu and W.dtype in DTYPES else None
 
 
 def usual_states(
-    hx: object, slots: int, shape: tuple[int, ...], input: Tensor
-) -> tuple[Tensor, ...] | None:
+    hx: Hidden | None, slots: int, shape: tuple[int, ...], input: Tensor
+) -> list[Tensor] | None:
     """h (and c) of this shape, of the type of the input; None if hx is something else.
 
     Zeros if hx is None.
     """
     if hx is None:
-        return (input.new_zeros(shape),) * slots
-    states = (hx,) if slots == 1 else hx
-    if not isinstance(states, tuple | list) or len(states) != slots:
+        return [input.new_zeros(shape)] * slots
+    given = (hx,) if slots == 1 else hx
+    if type(given) not in (tuple, list) or len(given) != slots:
         return None
-    for y in states:
+    states: list[Tensor] = []
+    for y in given:
         if not is_usual(y, input) or y.shape != shape:
             return None
-    return tuple(states)
+        states.append(y)
+    return states
 
 
-def is_usual(y: object, like: Tensor | None) -> TypeGuard[Tensor]:
-    """Is y an ordinary tensor with values on a CPU, of the type of `like`, float32 or float64?"""
+def is_usual(y: object, like: Tensor) -> TypeGuard[Tensor]:
+    """Is y an ordinary tensor with values on a CPU, of the type of `like`?"""
     return (
-        isinstance(y, Tensor)
-        and type(y) in PLAIN
-        and like is not None
+        type(y) in PLAIN
+        and isinstance(y, Tensor)
         and y.is_cpu
-        and like.is_cpu
         and y.dtype is like.dtype
-        and y.dtype in DTYPES
-        and y.layout is STRIDED
         and not y.is_nested
-        and not is_wrapped(y)
         and has_memory(y)
     )

@@ -109,9 +109,12 @@ def is_short_of_memory(y: Tensor) -> bool:
 
 
 def has_memory(y: Tensor) -> bool:
-    """Does the storage of a plain tensor reach to its last value? Quick for one that lies dense."""
-    room = y.untyped_storage().nbytes()
-    # 8: no type of ours is longer, so that the offset is not underestimated
+    """Does a plain tensor lie in memory, up to its last value? Quick if it lies dense."""
+    try:
+        room = y.untyped_storage().nbytes()
+    except RuntimeError:  # stored in another way, as a sparse tensor, or wrapped by torch.func
+        return False
+    # 8: no type of ours is longer, so that the offset is not underestimated.
     if y.is_contiguous() and room >= y.nbytes + 8 * y.storage_offset():
         return True
     return not is_short_of_memory(y)
