@@ -168,11 +168,13 @@ def usual_weights(own: Mapping[str, Tensor | None], names: Sequence[str]) -> lis
             w = own.get(name)
             if w is None and name in own:
                 continue
-            # An address of 0: the memory was freed, by a wrapper that shards the module.
-            if type(w) not in PLAIN or w is None or w.data_ptr() == 0:
+            if type(w) not in PLAIN or w is None:
+                return None
+            # Too little memory: it was freed, by a wrapper that shards or offloads the module.
+            if w.untyped_storage().nbytes() < w.nbytes:
                 return None
             weights.append(w)
-    except RuntimeError:  # no address: stored in another way, or wrapped by torch.func
+    except RuntimeError:  # stored in another way, as a sparse tensor, or wrapped by torch.func
         return None
     W = weights[1]  # weight_hh
     return weights if W.is_cpu and W.dtype in DTYPES else None
@@ -181,7 +183,7 @@ def usual_weights(own: Mapping[str, Tensor | None], names: Sequence[str]) -> lis
 def usual_states(
     hx: Hidden | None, slots: int, shape: tuple[int, ...], input: Tensor
 ) -> list[Tensor] | None:
-    """h (and c) of this shape, of the type of the input; None if hx is something else.
+    """H (and c) of this shape, of the type of the input; None if hx is something else.
 
     Zeros if hx is None.
     """
