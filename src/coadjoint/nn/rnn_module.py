@@ -255,7 +255,7 @@ class RNNModule(LayeredModule):
         self, input: Tensor | PackedSequence, hx: Hidden | None = None
     ) -> tuple[Tensor | PackedSequence, Hidden]:
         """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
-        if nothing_intervenes() and self._has_plain_steps:
+        if nothing_intervenes() and self._has_plain_steps and not recording.active_tapes:
             after_one_step = step_of_layers(self, self._weight_names, input, hx)
             if after_one_step is not None:
                 return after_one_step
@@ -314,19 +314,6 @@ class RNNModule(LayeredModule):
     def _runs_by_steps(self) -> bool:
         """Whether each step is torch's own operations, not a part of one sweep by a formula."""
         return self.layer_norm or self._engine == "autograd"
-
-    @property
-    def _has_plain_steps(self) -> bool:
-        """Whether a step is that of torch.nn, nobody has chosen an engine, and no tape records."""
-        return (
-            self._engine == "auto"
-            and not recording.active_tapes
-            and not self.layer_norm
-            and not self.peephole
-            and not self.proj_size
-            and not self.recurrent_dropout
-            and not any(self.zoneout)
-        )
 
     def _arrange(
         self, input: Tensor | PackedSequence, hx: Hidden | None
