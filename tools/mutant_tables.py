@@ -135,6 +135,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("networks/test_seq2seq.py", "networks/test_interface.py"),
     ),
     "nn/": (("nn/test_nn.py",), ("nn/test_recording.py", "house/test_extras.py")),
+    "nn/one_step.py": (("nn/test_one_step.py",), ("nn/test_nn.py",)),
     "nn/recording.py": (("nn/test_recording.py",), ("networks/test_stack.py", "nn/test_nn.py")),
     "gradients/": (KERNEL, SLOW),
     "gradients/influence.py": (("gradients/test_gradients.py",), ("training/test_online.py",)),

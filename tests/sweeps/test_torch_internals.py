@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from coadjoint.sweeps import torch_internals as internals
@@ -363,3 +364,25 @@ def test_hooks_around_a_call_are_noticed():
     assert not internals.has_hooks(module)
     module.compile(backend="eager")
     assert internals.has_hooks(module)
+
+
+def test_what_intervenes_is_noticed():
+    assert internals.nothing_intervenes()
+    seen = []
+    torch.func.grad(lambda x: (seen.append(internals.nothing_intervenes()), x.sum())[1])(
+        torch.ones(2)
+    )
+    torch.jit.trace(
+        lambda x: (seen.append(internals.nothing_intervenes()), x)[1],
+        torch.ones(2),
+        check_trace=False,
+    )
+    for context in (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        forward_ad.dual_level(),
+        FakeTensorMode(),
+    ):
+        with context:
+            seen.append(internals.nothing_intervenes())
+    assert seen == [False] * 5
+    assert internals.nothing_intervenes()

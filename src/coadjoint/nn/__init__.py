@@ -17,6 +17,7 @@ modules     RNN, LSTM, GRU, and `replace`, which puts them into a model
 rnn_module  what the three have in common: arguments, weights, calls
 layers      their layers and directions, each one sweep
 cells       RNNCell, LSTMCell, GRUCell
+one_step    calls of one step on a CPU, by torch's own functions
 frame       one layer in one direction: its formula, weights and rows
 layer_norm  the step with layer normalisation
 recording   record: the costates of every module inside a model

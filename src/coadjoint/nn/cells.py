@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from ..errors import KindError
 from ..sweeps.affine import affine
 from ..sweeps.rows import uniform_rows
-from ..sweeps.torch_internals import autocast_is_on
+from ..sweeps.torch_internals import autocast_is_on, nothing_intervenes
 from .frame import (
-    FORMULAS,
     Frame,
     SweepInputs,
     check_input,
@@ -26,21 +25,29 @@ from .frame import (
     split_base_and_side,
     zero_of,
 )
+from .one_step import step_of_cell
+
+RNN_MODES = {"tanh": "RNN_TANH", "relu": "RNN_RELU"}
 
 
 class CellModule(nn.RNNCellBase):
-    """What RNNCell, LSTMCell and GRUCell share: torch's cell, run as a sweep of one step."""
+    """What RNNCell, LSTMCell and GRUCell share: torch's cell.
+
+    On a CPU it is torch's own operations (one_step); otherwise, or where torch traces or
+    transforms them, a sweep of one step.
+    """
 
     slots = 1  # of the state: 2 for h and c
     mode = "RNN"
+    nonlinearity: str  # of an RNNCell
     _engine = "auto"
 
     def _find_mode(self) -> str:
-        """The key of FORMULAS for this cell, as in "RNN_TANH"."""
-        if not isinstance(self, nn.RNNCell):
+        """The key of frame.FORMULAS for this cell, as in "RNN_TANH"."""
+        if self.mode != "RNN":
             return self.mode
-        mode = f"RNN_{self.nonlinearity.upper()}"
-        if mode not in FORMULAS:
+        mode = RNN_MODES.get(self.nonlinearity)
+        if mode is None:
             raise RuntimeError(f"Unknown nonlinearity: {self.nonlinearity}")
         return mode
 
@@ -51,6 +58,10 @@ class CellModule(nn.RNNCellBase):
         input [B, inputs] or [inputs]; hx: the state before, zeros if it is None.
         """
         mode = self._find_mode()
+        if self._engine == "auto" and nothing_intervenes():
+            out = step_of_cell(self, mode, self.slots, input, hx)
+            if out is not None:
+                return out
         W = self.weight_hh
         check_weights(W)
         check_input(input, W)
@@ -82,10 +93,10 @@ class CellModule(nn.RNNCellBase):
             p = reset_bias(mode, W, self.bias_hh)
             inputs = SweepInputs(cell, name, base, side, W, x0, p)
             _, x, _ = run_sweep(self._engine, frame, inputs)
-        out = [frame.copy_out(y) for y in x.chunk(self.slots, 1)]
+        after = [frame.copy_out(y) for y in x.chunk(self.slots, 1)]
         if single:
-            out = [y[0] for y in out]
-        return tuple(out) if self.slots > 1 else out[0]
+            after = [y[0] for y in after]
+        return tuple(after) if self.slots > 1 else after[0]
 
     def _check_shapes(self, input: Tensor, states: list[Tensor]) -> None:
         """Refuse wrong shapes and types of the input and of h (and c), in torch.nn's words."""

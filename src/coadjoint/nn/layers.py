@@ -95,6 +95,18 @@ class LayeredModule(nn.RNNBase):
                 "layer_norm=True is not one. Use engine='autograd'."
             )
 
+    @property
+    def _has_plain_steps(self) -> bool:
+        """Whether a step is that of torch.nn, and nobody has chosen an engine."""
+        return (
+            self._engine == "auto"
+            and not self.layer_norm
+            and not self.peephole
+            and not self.proj_size
+            and not self.recurrent_dropout
+            and not any(self.zoneout)
+        )
+
     def _empty_batch(self, u: Tensor) -> LayersOutput:
         """Outputs of the right shape for an empty batch, with a gradient of zero."""
         zero = zero_of(self, u)

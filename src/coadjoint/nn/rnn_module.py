@@ -14,7 +14,7 @@ from ..errors import InputError, KindError, Unsupported, choose, real
 from ..networks.initialisers import identity_, orthogonal_
 from ..sweeps.layout import Layout, check_dense
 from ..sweeps.rows import Rows, uniform_rows
-from ..sweeps.torch_internals import autocast_is_on, exclude_from_compile
+from ..sweeps.torch_internals import autocast_is_on, exclude_from_compile, nothing_intervenes
 from . import recording
 from .captured import CapturedModules
 from .frame import (
@@ -30,6 +30,7 @@ from .frame import (
     is_seen_as_operators,
 )
 from .layers import LayeredModule, LayersOutput
+from .one_step import step_of_layers
 
 INITIALISERS = {"torch": None, "orthogonal": orthogonal_, "identity": identity_}
 
@@ -254,6 +255,10 @@ class RNNModule(LayeredModule):
         self, input: Tensor | PackedSequence, hx: Hidden | None = None
     ) -> tuple[Tensor | PackedSequence, Hidden]:
         """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
+        if nothing_intervenes() and self._has_plain_steps and not recording.active_tapes:
+            after_one_step = step_of_layers(self, self._weight_names, input, hx)
+            if after_one_step is not None:
+                return after_one_step
         packed = input if isinstance(input, PackedSequence) else None
         # Kept from torch.compile: single steps, which it would unroll, and packed sequences, whose
         # rows depend on values.

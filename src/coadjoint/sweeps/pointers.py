@@ -108,6 +108,18 @@ def is_short_of_memory(y: Tensor) -> bool:
     return y.untyped_storage().nbytes() < needed_bytes
 
 
+def has_memory(y: Tensor) -> bool:
+    """Does a plain tensor lie in memory, up to its last value? Quick if it lies dense."""
+    try:
+        room = y.untyped_storage().nbytes()
+    except RuntimeError:  # stored in another way, as a sparse tensor, or wrapped by torch.func
+        return False
+    # 8: no type of ours is longer, so that the offset is not underestimated.
+    if y.is_contiguous() and room >= y.nbytes + 8 * y.storage_offset():
+        return True
+    return not is_short_of_memory(y)
+
+
 def has_lost_memory(y: Tensor) -> bool:
     """Has a plain tensor lost its values? Other tensors may keep them elsewhere: False."""
     if type(y) not in PLAIN or y.is_meta or is_wrapped(y):

@@ -110,6 +110,21 @@ def proxy_mode_is_on() -> bool:
     return torch._C._get_dispatch_mode(PROXY) is not None
 
 
+def nothing_intervenes() -> bool:
+    """Do operations just compute: no tracing, compiling, autocast, transform, mode, direction?
+
+    One that computes something else sees each operation, or sweeps as one operator.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._is_any_autocast_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or forward_ad._current_level >= 0
+    )
+
+
 # tensors
 
 
@@ -275,7 +290,7 @@ def load_compiler() -> None:
 
 
 def fused_cell(name: str) -> Callable[..., Any]:
-    """The function behind torch.nn.LSTMCell ('lstm_cell'), GRUCell, RNNCell."""
+    """The function behind torch.nn.LSTMCell ('lstm_cell'), GRU ('gru'), and so on."""
     function: Callable[..., Any] = getattr(torch._VF, name)
     return function
 

@@ -1,0 +1,212 @@
+"""One step of a module on a CPU, by torch's own functions: no rows, plan or tape.
+
+A decoder or an agent calls its module for every step, and what a sweep sets up for a call then
+takes longer than the step. On a CPU, torch's cells and its RNN and GRU are made of differentiable
+operations, so that they have derivatives of any order, as sweeps have. Its LSTM may be one
+operation of oneDNN, which has one derivative: it is run cell by cell. Calls that are unusual in any
+way are left to the sweeps, and so are the refusals: the functions here return None for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+from torch.nn.utils.rnn import PackedSequence
+
+from ..cells.parameters import DTYPES
+from ..sweeps.pointers import PLAIN, has_memory
+from ..sweeps.torch_internals import fused_cell, own_parameters
+from .layers import LayeredModule
+
+CELLS = {
+    "RNN_TANH": fused_cell("rnn_tanh_cell"),
+    "RNN_RELU": fused_cell("rnn_relu_cell"),
+    "LSTM": fused_cell("lstm_cell"),
+    "GRU": fused_cell("gru_cell"),
+}
+LAYERS = {
+    "RNN_TANH": fused_cell("rnn_tanh"),
+    "RNN_RELU": fused_cell("rnn_relu"),
+    "GRU": fused_cell("gru"),
+}
+CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+Hidden = Tensor | tuple[Tensor, ...]  # h, of an LSTM (h, c)
+
+
+def step_of_cell(
+    cell: nn.RNNCellBase, mode: str, slots: int, input: Tensor, hx: Hidden | None
+) -> Hidden | None:
+    """The next state of a cell module; None if a sweep must compute it.
+
+    input [B, inputs] or [inputs]; hx: the state before, of so many slots; zeros if it is None.
+    """
+    weights = usual_weights(own_parameters(cell), CELL_WEIGHTS)
+    if weights is None or not is_usual(input, weights[1]):
+        return None
+    shape = input.shape
+    if len(shape) == 1:  # one sample without the axis of samples
+        return step_of_sample(cell, mode, slots, input, hx)
+    if len(shape) != 2 or shape[1] != cell.input_size or shape[0] == 0:
+        return None
+    states = usual_states(hx, slots, (shape[0], cell.hidden_size), input)
+    if states is None:
+        return None
+    after: Hidden = CELLS[mode](input, states if slots > 1 else states[0], *weights)
+    return after
+
+
+def step_of_sample(
+    cell: nn.RNNCellBase, mode: str, slots: int, input: Tensor, hx: Hidden | None
+) -> Hidden | None:
+    """The same as step_of_cell for input [inputs] and states [hidden]."""
+    if hx is not None:
+        states = usual_states(hx, slots, (cell.hidden_size,), input)
+        if states is None:
+            return None
+        hx = states[0][None] if slots == 1 else tuple(y[None] for y in states)
+    after = step_of_cell(cell, mode, slots, input[None], hx)
+    if after is None or isinstance(after, Tensor):
+        return None if after is None else after[0]
+    return tuple(y[0] for y in after)
+
+
+def step_of_layers(
+    module: LayeredModule, names: Sequence[str], input: Tensor | PackedSequence, hx: Hidden | None
+) -> tuple[Tensor, Hidden] | None:
+    """The output and h_n (and c_n) of a module for an input of one step.
+
+    None if there are more steps, or if sweeps must compute it. names: of all weights, direction by
+    direction.
+    """
+    weights = usual_weights(own_parameters(module), names)
+    if weights is None or not is_usual(input, weights[1]):
+        return None
+    shape = input.shape
+    is_single = len(shape) == 2  # one sequence without the axis of samples
+    axis = 1 if module.batch_first and not is_single else 0  # of time
+    if len(shape) not in (2, 3) or shape[axis] != 1 or shape[-1] != module.input_size:
+        return None
+    samples = () if is_single else (shape[1 - axis],)
+    if samples == (0,):
+        return None
+    directions = 2 if module.bidirectional else 1
+    state_shape = (module.num_layers * directions, *samples, module.hidden_size)
+    states = usual_states(hx, module.slots, state_shape, input)
+    if states is None:
+        return None
+    if is_single:
+        input = input.unsqueeze(axis)
+        states = [y.unsqueeze(1) for y in states]
+    if module.slots > 1:
+        output, last = step_by_cells(module, input.select(axis, 0), states, weights, directions)
+        output = output.unsqueeze(axis)
+    else:
+        output, h = LAYERS[module.mode](
+            input,
+            states[0],
+            weights,
+            module.bias,
+            module.num_layers,
+            module.dropout,
+            module.training,
+            module.bidirectional,
+            module.batch_first,
+        )
+        last = (h,)
+    if is_single:
+        output = output.squeeze(1)
+        last = tuple(y.squeeze(1) for y in last)
+    return output, (last if module.slots > 1 else last[0])
+
+
+def step_by_cells(
+    module: LayeredModule,
+    u: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    directions: int,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The top layer's h' [B, directions hidden], and all h' and c', [layers directions, B, hidden].
+
+    u [B, inputs]; states: all h and c; weights: direction by direction.
+    """
+    count = module.num_layers * directions
+    of_each = len(weights) // count
+    if count == 1:  # the gradient of a squeeze is a view, that of unbind a copy
+        before = [tuple([y.squeeze(0) for y in states])]
+    else:
+        before = list(zip(*[y.unbind(0) for y in states], strict=True))
+    after: list[tuple[Tensor, ...]] = []
+    cell = CELLS[module.mode]
+    for layer in range(module.num_layers):
+        if layer and module.dropout:
+            u = dropout(u, module.dropout, module.training)
+        for i in range(layer * directions, (layer + 1) * directions):
+            after.append(cell(u, before[i], *weights[i * of_each : (i + 1) * of_each]))
+        u = after[-1][0]
+        if directions > 1:
+            u = torch.cat([after[-2][0], u], 1)
+    # Stacks are copies, so that each result can be changed in place. No derivative reads h' itself.
+    last = tuple([torch.stack(y) for y in zip(*after, strict=True)])
+    return u, last
+
+
+def usual_weights(own: Mapping[str, Tensor | None], names: Sequence[str]) -> list[Tensor] | None:
+    """The parameters of these names; None if one of them is not an ordinary tensor with values.
+
+    own: those of the module itself. A parametrised weight, which is computed at every call, is not
+    among them. A cell without biases has None for them, which is left out.
+    """
+    weights: list[Tensor] = []
+    try:
+        for name in names:
+            w = own.get(name)
+            if w is None and name in own:
+                continue
+            if type(w) not in PLAIN or w is None:
+                return None
+            # Too little memory: it was freed, by a wrapper that shards or offloads the module.
+            if w.untyped_storage().nbytes() < w.nbytes:
+                return None
+            weights.append(w)
+    except RuntimeError:  # stored in another way, as a sparse tensor, or wrapped by torch.func
+        return None
+    W = weights[1]  # weight_hh
+    return weights if W.is_cpu and W.dtype in DTYPES else None
+
+
+def usual_states(
+    hx: Hidden | None, slots: int, shape: tuple[int, ...], input: Tensor
+) -> list[Tensor] | None:
+    """H (and c) of this shape, of the type of the input; None if hx is something else.
+
+    Zeros if hx is None.
+    """
+    if hx is None:
+        return [input.new_zeros(shape)] * slots
+    given = (hx,) if slots == 1 else hx
+    if type(given) not in (tuple, list) or len(given) != slots:
+        return None
+    states: list[Tensor] = []
+    for y in given:
+        if not is_usual(y, input) or y.shape != shape:
+            return None
+        states.append(y)
+    return states
+
+
+def is_usual(y: object, like: Tensor) -> TypeGuard[Tensor]:
+    """Is y an ordinary tensor with values on a CPU, of the type of `like`?"""
+    return (
+        type(y) in PLAIN
+        and isinstance(y, Tensor)
+        and y.is_cpu
+        and y.dtype is like.dtype
+        and not y.is_nested
+        and has_memory(y)
+    )
