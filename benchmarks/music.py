@@ -162,7 +162,7 @@ def final_runs(rows: list[Row]) -> list[Run]:
             if row is None:
                 continue
             setting = run_of(row)
-            epoch = float(str(row["seconds"])) / max(1, int(str(row["epochs"])))
+            epoch = float(str(row["seconds"])) / max(1.0, float(str(row["epochs"])))
             epochs = max(1, min(MOST_EPOCHS[data], int(FINAL_SECONDS / epoch)))
             setting = replace(setting, part="final", epochs=epochs)
             runs += [replace(setting, seed=seed) for seed in FINAL_SEEDS]
