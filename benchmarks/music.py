@@ -4,6 +4,7 @@
     python benchmarks/music.py run tune --data DIR --out FILE --seconds 540
     python benchmarks/music.py run final --data DIR --out FILE --seconds 540
     python benchmarks/music.py table FILE                 the tables of docs/results.md
+    python benchmarks/music.py table FILE --write PAGE    put them into that page
     python benchmarks/music.py figure FILE music.svg      its figure
 
 DIR holds JSB_Chorales.mat, MuseData.mat, Nottingham.mat and Piano_midi.mat. FILE gets one row of
@@ -372,6 +373,7 @@ def main() -> None:
     run.add_argument("--only", default="", help="one set")
     table = commands.add_parser("table", help="print the tables")
     table.add_argument("files", type=Path, nargs="+")
+    table.add_argument("--write", type=Path, metavar="PAGE", help="replace the tables of a page")
     figure = commands.add_parser("figure", help="draw the curves of the published table")
     figure.add_argument("files", type=Path, nargs="+")
     figure.add_argument("svg", type=Path)
@@ -385,10 +387,12 @@ def main() -> None:
     import music_table
 
     rows = [row for path in options.files for row in read_rows(path)]
-    if options.command == "table":
-        print(music_table.markdown(rows))
-    else:
+    if options.command == "figure":
         music_table.draw(rows, options.svg)
+    elif options.write:
+        music_table.write(rows, options.write)
+    else:
+        print("\n\n".join(music_table.tables(rows).values()))
 
 
 if __name__ == "__main__":

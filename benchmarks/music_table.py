@@ -1,6 +1,7 @@
 """The tables and the figure of the kept rows of benchmarks/music.py, beside published figures.
 
-markdown(rows)     Table 4.1 of Galvan (2016); the chosen settings; all settings that were compared
+tables(rows)       Table 4.1 of Galvan (2016); the chosen settings; all settings that were compared
+write(rows, page)  put them into a page, between its marks
 draw(rows, path)   the curves of the networks of Table 4.1, as Figure 4.1 has them
 """
 
@@ -36,10 +37,27 @@ def head(*cells: str) -> list[str]:
     return [line(*cells), "|---" * len(cells) + "|"]
 
 
-def markdown(rows: list[Row]) -> str:
-    """All tables, those without rows left out."""
-    tables = (published_table(rows), final_table(rows), tuning_table(rows))
-    return "\n\n".join("\n".join(lines) for lines in tables if len(lines) > 2)
+def tables(rows: list[Row]) -> dict[str, str]:
+    """The Markdown of each table by its name."""
+    made = {
+        "published": published_table(rows),
+        "final": final_table(rows),
+        "tuning": tuning_table(rows),
+    }
+    return {name: "\n".join(lines) for name, lines in made.items()}
+
+
+def write(rows: list[Row], page: Path) -> None:
+    """Put each table between the marks that a page has for it."""
+    text = page.read_text(encoding="utf-8")
+    for name, table in tables(rows).items():
+        begin, end = f"<!-- music: {name} -->\n", "<!-- music: end -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        if not after:
+            raise SystemExit(f"{page} has no {begin.strip()} with {end} behind it.")
+        text = f"{before}{begin}{table}\n{end}{after}"
+    page.write_text(text, encoding="utf-8")
 
 
 def table_rows(rows: list[Row]) -> dict[tuple[int, float], Row]:
@@ -54,8 +72,6 @@ def published_table(rows: list[Row]) -> list[str]:
         "units", "", "epochs (best)", "train", "valid", "test", "over all steps: train, valid, test"
     )
     found = table_rows(rows)
-    if not found:
-        return []
     for units in UNITS:
         train, valid = GALVAN[units]
         lines.append(line(units, "published", "", f"{train:.2f}", f"{valid:.2f}", "", ""))
