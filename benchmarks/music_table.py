@@ -18,6 +18,7 @@ GALVAN = {50: (6.44, 6.20), 100: (6.53, 6.10), 200: (6.58, 6.03), 300: (6.82, 6.
 PASCANU = {"Piano-midi": (7.53, 7.46), "Nottingham": (3.48, 3.36), "MuseData": (7.00, 6.97)}
 RATES = {1e-3: "step size 1e-3, as printed", 0.1: "step size 0.1"}
 METHODS = ("plain", "penalised")
+SPLITS = ("train", "valid", "test")
 
 
 def figures(row: Row, name: str) -> dict[str, float]:
@@ -80,8 +81,8 @@ def published_table(rows: list[Row]) -> list[str]:
             if row is None:
                 continue
             by_piece, by_step = figures(row, "nll by piece"), figures(row, "nll")
-            cells = [f"{by_piece[split]:.2f}" for split in ("train", "valid", "test")]
-            pooled = ", ".join(f"{by_step[split]:.2f}" for split in ("train", "valid", "test"))
+            cells = [f"{by_piece[split]:.2f}" for split in SPLITS]
+            pooled = ", ".join(f"{by_step[split]:.2f}" for split in SPLITS)
             epochs = f"{float(str(row['epochs'])):.0f} ({float(str(row['best epoch'])):.0f})"
             lines.append(line(units, name, epochs, *cells, pooled))
     return lines
@@ -107,27 +108,31 @@ def spread(values: list[float]) -> str:
 
 
 def final_table(rows: list[Row]) -> list[str]:
-    """The chosen setting of each set and method: the seeds of `final`, or the one of `tune`."""
-    lines = head(
-        "set", "method", "setting", "seeds", "epochs", "train", "valid", "test", "published"
-    )
+    """The chosen setting of each set and method: the run that chose it, and those of `final`."""
+    lines = head("set", "method", "setting", "seed", "epochs", *SPLITS, "published test")
     for data in SETS:
         for k, method in enumerate(METHODS):
+            published = f"{PASCANU[data][k]:.2f}" if data in PASCANU else "none"
             chosen = best_tuned(rows, data, method)
             if chosen is None:
+                lines.append(line(data, method, "not run", *[""] * 5, published))
                 continue
-            kept = [row for row in rows if is_final(run_of(row), data, method)] or [chosen]
-            splits = {split: [] for split in ("train", "valid", "test")}  # type: ignore[var-annotated]
-            for row in kept:
-                for split, values in splits.items():
-                    values.append(figures(row, "nll")[split])
-            published = f"{PASCANU[data][k]:.2f}" if data in PASCANU else "none"
-            seeds = str(len(kept)) if is_final(run_of(kept[0]), data, method) else "tuning seed"
-            epochs = statistics.median(float(str(row["epochs"])) for row in kept)
-            cells = [spread(values) for values in splits.values()]
             setting = describe(run_of(chosen))
-            lines.append(line(data, method, setting, seeds, f"{epochs:.0f}", *cells, published))
+            reported = [row for row in rows if is_final(run_of(row), data, method)]
+            for kept in (part for part in ([chosen], reported) if part):
+                cells = final_cells(kept)
+                lines.append(line(data, method, setting, *cells, published))
     return lines
+
+
+def final_cells(kept: list[Row]) -> list[str]:
+    """Seeds, epochs and figures of runs with one setting; a star for those that the time ended."""
+    seeds = sorted(run_of(row).seed for row in kept)
+    names = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    epochs = statistics.median(float(str(row["epochs"])) for row in kept)
+    mark = "*" if any(row["status"] == "time" for row in kept) else ""
+    values = [spread([figures(row, "nll")[split] for row in kept]) for split in SPLITS]
+    return [names, f"{epochs:.0f}{mark}", *values]
 
 
 def is_final(run: Run, data: str, method: str) -> bool:

@@ -101,8 +101,14 @@ def test_the_tables_hold_published_figures_beside_ours(tmp_path):
     assert "| 200 | published |  | 6.58 | 6.03 |  |  |" in lines
     row = "| 300 | step size 1e-3, as printed | 50 (2) | 5.50 | 6.00 | 6.10 | 6.50, 7.00, 7.10 |"
     assert row in lines
-    setting = "| JSB | plain | 200 units, 0.002 | 3 | 50 | 8.11 (8.10 - 8.12) |"
-    assert any(line.startswith(setting) and line.endswith("| none |") for line in lines)
+    plain = "| JSB | plain | 200 units, 0.002"
+    assert f"{plain} | 0 | 50 | 8.10 | 8.60 | 8.70 | none |" in lines
+    assert any(line.startswith(f"{plain} | 10 to 12 | 50 | 8.11 (8.10 - 8.12) |") for line in lines)
+    assert (
+        "| JSB | penalised | 200 units, 0.002, `omega` 1 | 0 | 50* | 8.20 | 8.70 | 8.80 | none |"
+        in lines
+    )
+    assert "| MuseData | penalised | not run |  |  |  |  |  | 6.97 |" in lines
     assert any(
         line.startswith("| 200 units, 0.002, `omega` 1 |") and "8.70*" in line for line in lines
     )
