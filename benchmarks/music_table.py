@@ -173,7 +173,7 @@ def draw(rows: list[Row], path: Path) -> None:
         train, valid = GALVAN[units]
         panel.axhline(train, color="grey", linewidth=1, linestyle="--", label="published train")
         panel.axhline(valid, color="grey", linewidth=1, label="published valid")
-        panel.set(title=f"{units} units", xlabel="epoch", xscale="log", ylim=(5.8, 12))
+        panel.set(title=f"{units} units", xlabel="epoch", xscale="log", ylim=(5.8, 14))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("nats per step, mean over pieces")
     panels[-1].legend(fontsize=7, loc="upper right")
