@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import runpy
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import coadjoint as co
 import oracles
+import warm
 from cases import MORE
 from coadjoint import tasks
 from coadjoint.errors import InputError, KindError, NumericalError, Unsupported
@@ -694,8 +694,7 @@ def test_it_learns(name, gradient, options):
 def test_the_example_draws_its_attention(tmp_path):
     pytest.importorskip("matplotlib")
     example = EXAMPLES / "attention.py"
-    command = [sys.executable, example, "--steps", "3", "--length", "3"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = warm.run(example, "--steps", "3", "--length", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "of tokens correct" in done.stdout
     assert (tmp_path / "demo" / "alignment.png").stat().st_size > 5000

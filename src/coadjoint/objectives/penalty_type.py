@@ -32,6 +32,8 @@ class Penalty(Portable):
     mixes_samples  whether the value of a sample depends on the other samples of its batch
     with_slope  its value together with its slope by log ||lam_i||, Costates -> ([B], [L + 1, B]),
            if it depends on nothing else; for costates of which none is zero
+    reads_costates  whether its derivative goes through the costates of the loss that it is given;
+           only then does Penalised(hold="source") make a difference
 
     Example:
         >>> import torch
@@ -53,6 +55,7 @@ class Penalty(Portable):
     reads_run_only: bool = False
     mixes_samples: bool = False
     with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None
+    reads_costates: bool = True
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
         """The penalty of each sample, [B].
@@ -82,6 +85,7 @@ class Penalty(Portable):
             draws=self.draws,
             reads_run_only=self.reads_run_only,
             mixes_samples=self.mixes_samples,
+            reads_costates=self.reads_costates,
         )
 
     @property
@@ -154,6 +158,7 @@ class Penalty(Portable):
             draws=self.draws or right.draws,
             reads_run_only=self.reads_run_only and right.reads_run_only,
             mixes_samples=self.mixes_samples or right.mixes_samples,
+            reads_costates=self.reads_costates or right.reads_costates,
         )
 
     __radd__ = __add__
