@@ -152,6 +152,11 @@ class GradientSection(Section):
         description="stacks: average the penalty over the layers (default), take the top layer, "
         "or treat all layers as one state",
     )
+    penalty_part: str | list[str] | None = Field(
+        None,
+        description="parts of the state whose costates are penalised: h for dL/dh alone of an "
+        "lstm; `coadjoint cells` lists the slots (default: all)",
+    )
     penalty_per: Literal["sqrt-n"] | None = Field(
         None,
         description="root mean squares of costates in place of norms, for layers whose widths "

@@ -27,6 +27,7 @@ from .layers import Layer, LayerRun, Recorded, costates_through_layers, refuse_t
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from .network import Network
     from .seq2seq import EncoderDecoder
 
 
@@ -222,7 +223,7 @@ class DecoderRun(HasLayout):
             )
         value = forced.loss if create_graph else forced.loss.detach()
         with torch.set_grad_enabled(create_graph):
-            decoder = _decoder_costates(forced, by_decoder, value, net.hidden)
+            decoder = _decoder_costates(forced, by_decoder, value, net.decoder)
         # The decoder reads the encoder's last states as rows of h, so they have no other source.
         encoder = costates_through_layers(
             self.layout,
@@ -273,12 +274,14 @@ class DecoderRun(HasLayout):
             return decoding.decode(write, net.first_state(encoded), end, limits, beam, normalise)
 
 
-def _decoder_costates(forced: TeacherForced, s: Tensor, loss: Tensor, hidden: int) -> Costates:
+def _decoder_costates(
+    forced: TeacherForced, s: Tensor, loss: Tensor, decoder: Network
+) -> Costates:
     """The costates of the decoder's states.
 
     s       the loss's gradient by the rows (s_t, c_t), [B + N, n + E]
     loss    of each sample, [B]
-    hidden  the decoder's units
+    decoder  whose units and slots they are
     """
     sweep, judge, _ = forced
     B = judge.layout.rows.B
@@ -288,5 +291,7 @@ def _decoder_costates(forced: TeacherForced, s: Tensor, loss: Tensor, hidden: in
     if judge.weight is not None:
         has_loss[B:] = judge.weight != 0
     costate = sweep.run.costate(s, None, has_loss)  # of (s_t, c_t); only s_t is returned
-    run = LayerRun(judge.layout, sweep, hidden, "decoder", 0, 0, "forward")
+    names = decoder.slot_names
+    place = ("decoder", 0, 0, "forward")
+    run = LayerRun(judge.layout, sweep, decoder.hidden, *place, slot_names=names)
     return Costates(run, costate.mantissa[:, : sweep.n], costate.exponent, loss)

@@ -149,6 +149,18 @@ class Recurrence(PicklableModule):
         Recurrence.reset_parameters(self)  # not that of a subclass, which is not complete yet
         engines.resolve(self._engine, self.cell, self.x0.device.type)  # refuses one that cannot run
 
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The names of the slots; those of a step function without names are numbers, or "h"."""
+        if self.cell is not None:
+            return self.cell.slots
+        names: tuple[str, ...] | None = getattr(self.step, "slot_names", None)
+        if names is not None and len(names) == self.slots:
+            return names
+        if isinstance(self.step, nn.LSTMCell):
+            return ("h", "c")
+        return ("h",) if self.slots == 1 else tuple(map(str, range(self.slots)))
+
     def _slots_of_step(self) -> int:
         """The number of parts of a step function's state: its `slots`, 2 of an LSTMCell, or 1."""
         slots: int | None = getattr(self.step, "slots", None)
