@@ -301,6 +301,11 @@ class TrainingSection(Section):
         None, description="sequences per batch (default 32; your own data: by its size, from 16)"
     )
     accumulate: PositiveInt = Field(1, description="batches averaged per training step")
+    reduce: Literal["mean", "sum"] | None = Field(
+        None,
+        description="a target at every time step: the loss of a sequence is the mean or the sum "
+        "over its steps (default: mean; music: sum)",
+    )
     clip: PositiveFloat | None = Field(None, description="clip the gradient to this norm")
     clip_value: PositiveFloat | None = Field(
         None, description="clip each entry of the gradient to this size"
