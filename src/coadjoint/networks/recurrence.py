@@ -141,6 +141,8 @@ class Recurrence(PicklableModule):
         self.visible_slots = [0]
         if self.cell is not None and self.cell.shows:
             self.visible_slots = [self.cell.slots.index(slot) for slot in self.cell.shows]
+        if getattr(self.step, "shows_all", False):
+            self.visible_slots = list(range(self.slots))
         self.visible_width = len(self.visible_slots) * hidden
         self.n = self.slots * hidden
         self._make_x0(x0, make)
@@ -213,6 +215,8 @@ class Recurrence(PicklableModule):
         if structure is None:
             assert cell.structure is not None
             module = cell.structure(units=self.hidden)
+        elif structure == structures.FREE:
+            module = structures.Free(cell.structure, cell.name, self.hidden)
         else:
             module = structures.structure(structure, self.hidden)
         parametrize.register_parametrization(self, "W", module.to(self.x0.device))
