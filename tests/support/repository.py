@@ -1,8 +1,8 @@
 """The repository of Johnston & Patel in torch: its ten layers, four penalties and their gradient.
 
-Written from its description: vectors are rows, so a state is multiplied from the left, z = x W + u R
-+ b, and weights lie as Keras stores them, [from, to]. The loss is the mean over the batch, and the
-adjoints are its derivatives by the tensors that hold the states. Derivatives are torch's.
+Written from its description: vectors are rows, so that z = x W + u R + b, and weights lie as Keras
+stores them, [from, to]. The loss is the mean over the batch; adjoints are its derivatives by
+the tensors that hold the states. Derivatives are torch's.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Each is a module (u_t, x) -> x with its own parameters; a network takes it by na
     net = co.Network(co.cells.steps.GatedFeedback(3, 16, layers=2), inputs=3, hidden=16, outputs=2)
 
 They run on the autograd engine; costates and penalties are those of any network. W is recurrent and
-R reads the input. All parameters are drawn uniformly from +-1/sqrt(hidden), as torch.nn does, unless
-a step says otherwise. Step itself is in step_type, and UnICORNN of several layers in a file of its
-own.
+R reads the input. All parameters are drawn uniformly from +-1/sqrt(hidden), as torch.nn does,
+unless a step says otherwise. Step itself is in step_type, UnICORNN of several layers in
+unicornn_layers.
 """
 
 from __future__ import annotations

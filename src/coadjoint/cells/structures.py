@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -232,6 +233,19 @@ class LowRank(nn.Module):
             raw.uniform_(-bound, bound, generator=generator)
 
 
+class OwnStructure(Protocol):
+    """What every structure of a cell in this package can do."""
+
+    def right_inverse(self, W: Tensor) -> Tensor:
+        """A raw parameter of W."""
+
+    def begin(self, M: Tensor, generator: torch.Generator | None = None) -> None:
+        """Draw the raw parameter."""
+
+    def forward(self, M: Tensor) -> Tensor:
+        """W of the raw parameter."""
+
+
 class Free(nn.Module):
     """W = M, which begins as the structure of a cell draws W, and is then trained without it."""
 
@@ -257,9 +271,10 @@ class Free(nn.Module):
         rows, columns = M.shape
         identity = torch.eye(columns, dtype=M.dtype, device=M.device)
         # Every structure of a cell contains the identity, whose raw parameter has the right shape.
-        raw = torch.empty_like(self.own.right_inverse(identity.repeat(rows // columns, 1)))
-        self.own.begin(raw, generator=generator)
-        M.copy_(self.own(raw))
+        own = cast(OwnStructure, self.own)
+        raw = torch.empty_like(own.right_inverse(identity.repeat(rows // columns, 1)))
+        own.begin(raw, generator=generator)
+        M.copy_(own.forward(raw))
 
 
 class WithInverse(nn.Module):

@@ -274,9 +274,7 @@ class DecoderRun(HasLayout):
             return decoding.decode(write, net.first_state(encoded), end, limits, beam, normalise)
 
 
-def _decoder_costates(
-    forced: TeacherForced, s: Tensor, loss: Tensor, decoder: Network
-) -> Costates:
+def _decoder_costates(forced: TeacherForced, s: Tensor, loss: Tensor, decoder: Network) -> Costates:
     """The costates of the decoder's states.
 
     s       the loss's gradient by the rows (s_t, c_t), [B + N, n + E]

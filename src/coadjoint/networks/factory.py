@@ -110,15 +110,10 @@ def make(
         >>> networks.make(chain="64x30", inputs=64, outputs=10).extra_repr()
         "64x30, activation='tanh', inputs=64, outputs=10, output='identity'"
     """
-    scales = {
-        "std_in": std_in,
-        "std_rec": std_rec,
-        "std_out": std_out,
-        "forget_bias": forget_bias,
-    }
     if chain_factory.is_chain(options):
         of_start = {"radius": radius, "inner": inner, "std": std, "init": init, "gain": gain}
-        of_start |= {"persistence": persistence, **scales}
+        of_start |= {"std_in": std_in, "std_rec": std_rec, "std_out": std_out}
+        of_start |= {"forget_bias": forget_bias, "persistence": persistence}
         refuse_options(chain_factory.list_idle_options({"cell": cell, **of_start, **options}))
         refuse_without_sizes(options)
         chain = chain_factory.make_chain(init=init, gain=gain, seed=seed, **without_time(options))
@@ -139,7 +134,16 @@ def make(
     readout = options.get("readout", "last")
     refuse_options(list_idle_options(conditional_options, name, readout))
     net = construct(cell, **options)
-    initialise(net, name, seed=seed, **scales, **initialiser)
+    initialise(
+        net,
+        name,
+        seed=seed,
+        std_in=std_in,
+        std_rec=std_rec,
+        std_out=std_out,
+        forget_bias=forget_bias,
+        **initialiser,
+    )
     if persistence:
         persist_(net)
     return net.to(device)

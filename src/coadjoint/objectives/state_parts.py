@@ -31,9 +31,9 @@ class Divisible(Protocol):
 
 def slot_names(given: object) -> Names:
     """One name of a slot, or several, as a tuple in alphabetical order; others are refused."""
-    names = [given] if isinstance(given, str) else given
-    is_list = isinstance(names, list | tuple)
-    if not is_list or not names or not all(isinstance(name, str) for name in names):
+    listed = list(given) if isinstance(given, list | tuple) else [given]
+    names = [name for name in listed if isinstance(name, str)]
+    if not names or len(names) < len(listed):
         raise KindError(f"part must be the name of a slot, or a list of them; got {brief(given)}.")
     return tuple(sorted(set(names)))
 

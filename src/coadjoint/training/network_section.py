@@ -131,8 +131,8 @@ class NetworkSection(Section):
         None,
         description=(
             "initial weights: torch, gaussian, spectral, sparse, orthogonal, identity, glorot, he, "
-            "sigmoid, basic-tanh, smart-tanh, keras or ring; spectral by default with --radius; of a "
-            "chain orthogonal (default), gaussian or torch"
+            "sigmoid, basic-tanh, smart-tanh, keras or ring; spectral by default with --radius; of "
+            "a chain orthogonal (default), gaussian or torch"
         ),
     )
     radius: PositiveFloat | None = Field(
