@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import repository
-from support.repository import LAYERS, PENALTIES, STEPS, UNITS, Layer
+import johnston_patel as repository
+from johnston_patel import LAYERS, PENALTIES, STEPS, UNITS, Layer
 
 import coadjoint as co
 from coadjoint import networks
