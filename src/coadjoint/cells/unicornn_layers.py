@@ -39,8 +39,8 @@ class UnICORNNLayers(Step):
 
     The state is (y_1, z_1, ..., y_L, z_L), and the readout reads all of it. lam_t is the costate of
     that state: what y'_j of one step adds to the layer above in the same step is inside the step. A
-    Stack of cell "unicornn" computes the same states, but its readout reads the top layer's y. R is
-    drawn uniformly from +-sqrt(6/columns), w from 0..1, c from +-0.1, and b is 0.
+    Stack of cell "unicornn" computes the same states, but its readout reads the top layer's y. w is
+    drawn from 0..1 and c from +-0.1; with init "keras" R is uniform on +-sqrt(6/columns), b 0.
 
     Rusch & Mishra, ICML (2021); the readout is that of published code of Johnston & Patel.
     """
@@ -77,20 +77,28 @@ class UnICORNNLayers(Step):
         return tuple(f"{slot}{j}" for j in range(1, self.layers + 1) for slot in "yz")
 
     def reset_parameters(self) -> None:
-        """Draw all parameters as the class says."""
-        self.begin(None)
+        """Draw R and b uniformly from +-1/sqrt(hidden), w and c as the class says."""
+        super().reset_parameters()
+        self.draw_units(None)
 
-    def begin(self, generator: torch.Generator | None) -> None:
-        """Draw all parameters as the class says, by a generator."""
+    def begin_as_published(self, generator: torch.Generator | None) -> None:
+        """Draw R uniformly from +-sqrt(6/columns), w and c as the class says; b = 0."""
         with torch.no_grad():
             for level in self.levels:
                 assert isinstance(level, OscillatorLayer)
                 bound = (6 / level.R.shape[1]) ** 0.5
                 level.R.uniform_(-bound, bound, generator=generator)
-                level.w.uniform_(0, 1, generator=generator)
-                level.c.uniform_(-0.1, 0.1, generator=generator)
                 if level.b is not None:
                     level.b.zero_()
+        self.draw_units(generator)
+
+    def draw_units(self, generator: torch.Generator | None) -> None:
+        """Draw w and c, which every initialiser leaves to the step."""
+        with torch.no_grad():
+            for level in self.levels:
+                assert isinstance(level, OscillatorLayer)
+                level.w.uniform_(0, 1, generator=generator)
+                level.c.uniform_(-0.1, 0.1, generator=generator)
 
     def blocks(self) -> list[Tensor]:
         """None: no matrix leads from one state to the next."""

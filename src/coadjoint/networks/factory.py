@@ -134,16 +134,8 @@ def make(
     readout = options.get("readout", "last")
     refuse_options(list_idle_options(conditional_options, name, readout))
     net = construct(cell, **options)
-    initialise(
-        net,
-        name,
-        seed=seed,
-        std_in=std_in,
-        std_rec=std_rec,
-        std_out=std_out,
-        forget_bias=forget_bias,
-        **initialiser,
-    )
+    initialiser |= {"std_in": std_in, "std_rec": std_rec, "std_out": std_out}
+    initialise(net, name, seed=seed, forget_bias=forget_bias, **initialiser)
     if persistence:
         persist_(net)
     return net.to(device)

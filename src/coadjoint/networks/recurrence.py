@@ -269,6 +269,9 @@ class Recurrence(PicklableModule):
             for name, initial in self._initial_values().items():
                 if isinstance(initial, Uniform):
                     self.p[name].copy_(initial(self.hidden, generator))
+            draw_units = getattr(self.step, "draw_units", None)  # some steps of this package
+            if draw_units is not None:
+                draw_units(generator)
 
     def _draw_structure(self, generator: torch.Generator | None) -> None:
         """Draw the raw matrices of a structured W by the rule of its structure, `begin`.

@@ -17,7 +17,7 @@ from ..errors import OptionError, real
 from .interface import Net
 from .recurrence import Recurrence
 
-SCALES = ("std_in", "std_rec", "std_out", "forget_bias")
+Recurrences = Iterable[Recurrence]
 
 
 def check_scales(scales: Mapping[str, float | None]) -> dict[str, float]:
@@ -32,7 +32,7 @@ def check_scales(scales: Mapping[str, float | None]) -> dict[str, float]:
 
 def scale_(
     net: Net,
-    recurrences: Iterable[Recurrence],
+    recurrences: Recurrences,
     given: Mapping[str, float],
     generator: torch.Generator,
 ) -> None:
@@ -56,7 +56,7 @@ def parameters_named(net: Net, name: str) -> list[Tensor]:
     return [p for key, p in net.named_parameters() if key.rpartition(".")[2] == name]
 
 
-def recurrent_matrices(layers: Iterable[Recurrence]) -> list[Tensor]:
+def recurrent_matrices(layers: Recurrences) -> list[Tensor]:
     """W of each layer, or the raw matrices of a structured one; a layer without W is refused."""
     matrices: list[Tensor] = []
     for layer in layers:
@@ -75,7 +75,7 @@ def recurrent_matrices(layers: Iterable[Recurrence]) -> list[Tensor]:
     return matrices
 
 
-def set_forget_bias(layers: Iterable[Recurrence], value: float) -> None:
+def set_forget_bias(layers: Recurrences, value: float) -> None:
     """Set b of every forget gate; a network without one is refused."""
     biases = [b for layer in layers if (b := forget_bias_of(layer)) is not None]
     if not biases:
@@ -102,7 +102,7 @@ def glorot_uniform_(W: Tensor, generator: torch.Generator | None = None) -> Tens
         return W.uniform_(-bound, bound, generator=generator)
 
 
-def keras_(net: Net, recurrences: Iterable[Recurrence], generator: torch.Generator) -> None:
+def keras_(net: Net, recurrences: Recurrences, generator: torch.Generator) -> None:
     """What Keras draws otherwise than by `glorot_uniform_`, which has filled all matrices.
 
     W is orthogonal over all gates at once, W' W = I for [gates d, d]; a structured W stays as its
@@ -125,8 +125,8 @@ def keras_(net: Net, recurrences: Iterable[Recurrence], generator: torch.Generat
 
 
 def begin_step(step: object, generator: torch.Generator) -> None:
-    """Draw a step function's parameters by its own rule, or its recurrent matrices orthogonal."""
-    begin = getattr(step, "begin", None)
+    """Draw a step of this package: by a rule of its own, or its recurrent matrices orthogonal."""
+    begin = getattr(step, "begin_as_published", None)
     if begin is not None:
         begin(generator)
         return
