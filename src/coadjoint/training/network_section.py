@@ -160,8 +160,9 @@ class NetworkSection(Section):
     std_out: NonNegativeFloat | None = Field(
         None, description="draw V, the weights of the readout, with this standard deviation"
     )
-    forget_bias: FiniteFloat | None = cell_option(
-        "lstm, peephole, minlstm: initial bias of the forget gate (with --init keras 1)"
+    forget_bias: FiniteFloat | None = Field(
+        None,
+        description="lstm, peephole, minlstm: initial bias of the forget gate (--init keras: 1)",
     )
     eps: PositiveFloat | None = cell_option(
         "antisymmetric, lipschitz, unicornn: step size; cornn: damping"
