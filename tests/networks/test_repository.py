@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-import johnston_patel as repository
-from johnston_patel import LAYERS, PENALTIES, STEPS, UNITS, Layer
 
 import coadjoint as co
+import johnston_patel as repository
 from coadjoint import networks
+from johnston_patel import LAYERS, PENALTIES, STEPS, UNITS, Layer
 
 BATCH = 3
 WEIGHTS = (0.8, 0.3)  # of the loss and of the penalty, there

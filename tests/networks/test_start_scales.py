@@ -43,13 +43,17 @@ def test_keras_start_of_an_lstm():
 def test_keras_start_of_the_rest():
     gru = make("gru", init="keras")
     assert torch.allclose(gru.W.T @ gru.W, torch.eye(D), atol=1e-5)
-    assert not gru.b.any() and not gru.p["b_n"].any()
+    assert not gru.b.any()
+    assert not gru.p["b_n"].any()
     attention = make(init="keras", readout="attention", attention_steps=3)
-    assert is_gaussian(attention.w_a, 0.05) and not attention.b_a.any()
+    assert is_gaussian(attention.w_a, 0.05)
+    assert not attention.b_a.any()
     steps = make("unicornn-layers", init="keras", layers=2).step.levels
     for level, width in zip(steps, (P, D), strict=True):
-        assert is_uniform(level.R, math.sqrt(6 / width)) and not level.b.any()
-        assert 0 <= float(level.w.min()) and 0.9 < float(level.w.max()) <= 1
+        assert is_uniform(level.R, math.sqrt(6 / width))
+        assert not level.b.any()
+        assert float(level.w.min()) >= 0
+        assert 0.9 < float(level.w.max()) <= 1
         assert is_uniform(level.c, 0.1)
     before = make("gru-before", init="keras").step
     assert torch.allclose(before.W[:D].T @ before.W[:D], torch.eye(D), atol=1e-5)

@@ -229,11 +229,10 @@ def test_what_is_refused(problem):
     mixed = G.on(part="h") + co.penalties.log_ratio
     with pytest.raises(CoadjointError, match="more than one part of the state"):
         co.Penalised(mixed, segments=2)(net, batch, "squared")
+    chain = co.Chain.mlp(3, [4, 4], 2)
+    samples = co.Batch(torch.ones(2, 3), torch.zeros(2, 2), axis=0)
     with pytest.raises(CoadjointError, match="only the state of a recurrent cell has parts"):
-        chain = co.Chain.mlp(3, [4, 4], 2)
-        co.Penalised(G.on(part="h"))(
-            chain, co.Batch(torch.ones(2, 3), torch.zeros(2, 2), axis=0), "squared"
-        )
+        co.Penalised(G.on(part="h"))(chain, samples, "squared")
 
 
 def test_options_of_make(problem):
