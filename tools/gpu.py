@@ -359,6 +359,7 @@ METHODS = {
     "Penalised": lambda: co.Penalised("log-ratio", 0.3),
     "variance": lambda: co.Penalised("variance", 0.1),
     "pretraining": lambda: co.Penalised("log-ratio", 0.3, pretrain=1000),
+    "held": lambda: co.Penalised("log-ratio", 0.3, hold="source"),
     "steered": lambda: co.Penalised("log-ratio", co.penalties.Steered(0.3, 0.1, low=0.3, high=0.3)),
 }
 

@@ -69,6 +69,8 @@ def measure(options: argparse.Namespace, name: str, text: str) -> dict[str, Any]
     if on_gpu:
         gc.collect()
         torch.cuda.synchronize()
+        # The workspace of matrix products, which stays, is to be counted for every case.
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -60,7 +60,8 @@ KERNEL = ("sweeps/test_kernel.py", "house/test_errors.py")
 SLOW = (
     "cells/test_formula.py", "cells/test_cells.py", "objectives/test_losses.py",
     "objectives/test_penalties.py",
-    "networks/test_network.py", "gradients/test_gradients.py", "sweeps/test_identities.py",
+    "networks/test_network.py", "gradients/test_gradients.py", "gradients/test_hold.py",
+    "sweeps/test_identities.py",
     "sweeps/test_scale_free.py",
     "sweeps/test_differentiable.py", "sweeps/test_zeros.py", "training/test_learning.py",
 )  # fmt: skip
@@ -102,7 +103,10 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "networks/": (KERNEL, SLOW),
-    "networks/decoder_run.py": (("networks/test_seq2seq.py",), ("networks/test_interface.py",)),
+    "networks/decoder_run.py": (
+        ("networks/test_seq2seq.py", "gradients/test_hold.py"),
+        ("networks/test_interface.py",),
+    ),
     "networks/decoding.py": (("networks/test_seq2seq.py",), ()),
     "networks/expansions.py": (("networks/test_reservoir.py",), ()),
     "networks/initialisers.py": (
@@ -127,7 +131,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "networks/seq2seq.py": (("networks/test_seq2seq.py",), ("networks/test_interface.py",)),
     "networks/stack.py": (
-        ("networks/test_stack.py",),
+        ("networks/test_stack.py", "gradients/test_hold.py"),
         ("networks/test_seq2seq.py", "networks/test_interface.py"),
     ),
     "nn/": (("nn/test_nn.py",), ("nn/test_recording.py", "house/test_extras.py")),
@@ -135,12 +139,19 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gradients/": (KERNEL, SLOW),
     "gradients/influence.py": (("gradients/test_gradients.py",), ("training/test_online.py",)),
     "gradients/memory.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
+    "gradients/penalised.py": ((*KERNEL, "gradients/test_hold.py"), SLOW),
     "gradients/restoring.py": (("training/test_run_folders.py",), ("training/test_training.py",)),
     "gradients/segment_norms.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/segment_parts.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/segment_sums.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
-    "gradients/segment_sweeps.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
-    "gradients/segments.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
+    "gradients/segment_sweeps.py": (
+        ("gradients/test_segments.py", "gradients/test_hold.py"),
+        ("sweeps/test_memory.py",),
+    ),
+    "gradients/segments.py": (
+        ("gradients/test_segments.py", "gradients/test_hold.py"),
+        ("sweeps/test_memory.py",),
+    ),
     "optimisers/": (
         ("optimisers/test_optimisers.py",),
         ("optimisers/test_directions.py", "training/test_training.py"),

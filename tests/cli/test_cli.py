@@ -161,6 +161,7 @@ NAMES = [
     ["--penalty", "variance", "--weight-schedule", "exponential", "--weight-rate", "0.9"],
     ["--penalty", "variance", "--weight-schedule", "linear", "--weight-end", "0.1"],
     ["--penalty", "isometry", "--penalty-per", "sqrt-n"],
+    ["--penalty", "log-ratio", "--hold", "source"],
     ["--penalty", "tangent", "--tangent", "random", "--tangent-directions", "2"],
     ["--precision", "64"],
 ]

@@ -42,6 +42,7 @@ METHODS = {
     },
     "steered": {"penalty": "log-ratio", "weight_target": 0.1, "weight_gain": 0.5},
     "pretrain": {"penalty": "variance", "pretrain": 2},
+    "hold": {"penalty": "variance", "hold": "source", "segments": 2},
     "isometry": {"penalty": "isometry", "penalty_per": "sqrt-n"},
     "tangent": {"penalty": "tangent", "tangent": "random", "tangent_directions": 3},
 }
@@ -142,6 +143,8 @@ def test_a_penalty_of_the_user_is_taken():
             "tangent_directions does nothing with tangent shifts: it belongs to random."),
         ({"penalty_per": "sqrt-n"},
             "penalty_per does nothing with method bptt: it belongs to penalised."),
+        ({"method": "rtrl", "hold": "source"},
+            "hold does nothing with method rtrl: it belongs to penalised."),
         ({"weight": 2.0, "k1": 3},
             "weight does nothing with method bptt: it belongs to penalised.\nk1 does nothing with "
             "method bptt: it belongs to truncated."),

@@ -409,6 +409,7 @@ CALLS = {
             "weight": (1.0, (*REAL, -1.0, -1)),
             "segments": (None, (0, -1, 1.5, "x", [], Odd())),
             "pretrain": (0, (-1, 1.5, "x", None, [])),
+            "hold": (None, ("state", "", 3, [], Odd())),
         },
     ),
     "Network": (co.Network, NETWORK),

@@ -361,23 +361,43 @@ class Sample:
             r = read(self.x[t], sigma) if reads else None
             self.z.append(self.W @ r if reads else u.new_zeros(d))
             self.x.append(step(self.z[t], self.v[t], self.x[t], self.p, sigma))
-        read_at = range(1, self.T + 1) if case.readout == "every" else [self.T]
-        bias, shown = theta.get("b_o", 0), SHOWS.get(case.cell, 1) * d
-        if case.readout in SUMMARIES:
-            h = [SUMMARIES[case.readout]([x[:shown] for x in self.x[1:]], theta, case)]
-        else:
-            h = [self.x[t][:shown] for t in read_at]
-        self.a = [theta["V"] @ y + bias for y in h]
-        if "D" in theta:
-            self.a = [a + theta["D"] @ self.u[t - 1] for a, t in zip(self.a, read_at, strict=True)]
+        self.a = self.read_out(self.x)
         self.y_hat = [OUTPUTS[case.output](a) for a in self.a]
-        self.loss = self.total_loss()
+        self.loss = self.total_loss(self.a)
         self.lam = self.by_states(self.loss)
 
-    def total_loss(self):
+    def read_out(self, x):
+        """The pre-outputs of states x_0 .. x_T."""
+        case, theta = self.case, self.theta
+        read_at = range(1, self.T + 1) if case.readout == "every" else [self.T]
+        bias, shown = theta.get("b_o", 0), SHOWS.get(case.cell, 1) * case.H
+        if case.readout in SUMMARIES:
+            h = [SUMMARIES[case.readout]([y[:shown] for y in x[1:]], theta, case)]
+        else:
+            h = [x[t][:shown] for t in read_at]
+        a = [theta["V"] @ y + bias for y in h]
+        if "D" in theta:
+            a = [b + theta["D"] @ self.u[t - 1] for b, t in zip(a, read_at, strict=True)]
+        return a
+
+    def hold_sources(self):
+        """Costates of the same values whose sources, the loss's direct slopes, are constants."""
+        x = [y.detach().requires_grad_() for y in self.x]
+        value = self.total_loss(self.read_out(x))
+        found = [None] * len(x)
+        if value.requires_grad:
+            found = torch.autograd.grad(value, x, allow_unused=True)
+        sources = [torch.zeros_like(y) if g is None else g for y, g in zip(x, found, strict=True)]
+        lam = [sources[-1]]
+        for t in reversed(range(self.T)):
+            lam.append(sources[t] + self.pull(t + 1, lam[-1]))
+        self.lam = lam[::-1]
+
+    def total_loss(self, pre_outputs):
         case, data, j = self.case, self.data, self.j
         total, weight = data.u.new_zeros(()), 0.0
-        for i, (a, y_hat) in enumerate(zip(self.a, self.y_hat, strict=True)):
+        for i, a in enumerate(pre_outputs):
+            y_hat = OUTPUTS[case.output](a)
             where = (i, j) if case.readout == "every" else (j,)
             w = 1.0 if data.loss_mask is None else float(data.loss_mask[where])
             if w != 0:

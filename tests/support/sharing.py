@@ -60,6 +60,7 @@ def gradient_cases() -> dict[str, tuple[Any, Any, Any]]:
     cases["a sum of penalties"] = (lambda: co.Penalised(sum_of_two, 0.3), *given)
     cases["a penalty of one's own"] = (lambda: co.Penalised(own_penalty, 0.3), *given)
     cases["pretraining"] = (lambda: co.Penalised("log-ratio", 0.3, pretrain=3), *given)
+    cases["held"] = (lambda: co.Penalised("log-ratio", 0.3, hold="source"), *given)
     cases["weight 0"] = (lambda: co.Penalised("log-ratio", lambda step: 0.0), *given)
     steered = co.penalties.Steered(1.0, 0.01, gain=0.5)
     cases["steered"] = (lambda: co.Penalised("log-ratio", steered), *given)

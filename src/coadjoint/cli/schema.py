@@ -205,6 +205,11 @@ class GradientSection(Section):
     pretrain_lr: PositiveFloat | None = Field(
         None, description="step size during --pretrain (default: --lr)"
     )
+    hold: Literal["source"] | None = Field(
+        None,
+        description="penalised: the penalty's gradient takes this part of the costates for a "
+        "constant; source: the loss's own derivative by the states that the readout reads",
+    )
     k1: PositiveInt | None = Field(None, description="truncated: time steps between gradients")
     k2: PositiveInt | None = Field(
         None, description=("truncated: time steps to backpropagate each loss")

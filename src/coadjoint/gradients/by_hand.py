@@ -139,11 +139,13 @@ class HandGradient:
         rho: float | Tensor,
         share: float = 1.0,
         with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None,
+        held: bool = False,
     ) -> tuple[GradientById, Tensor, ChainCostates]:
         """The gradient of the mean of share L + rho G, the penalties [B], and the costates.
 
         G: a function of costates and their run. share: 1, or 0 to leave out the loss. with_slope:
-        G with its slope by log-norms, if there is a formula; see Penalty.
+        G with its slope by log-norms, if there is a formula; see Penalty. held: lam_L = dL/da is a
+        constant to the derivative of G.
         """
         top = self.top.detach()
         mantissa, k = normalise(top)
@@ -158,6 +160,8 @@ class HandGradient:
         else:
             penalties, slopes = self._slopes_by_torch(G, blocks, rho * shares)
         by_top = self._tangents(slopes, blocks)
+        if held:
+            by_top = None
         if by_top is not None and mantissa is not top:
             by_top = scale(by_top, -k[:, None])
         by_loss = plus(shares if share else None, slopes.by_loss)

@@ -45,6 +45,7 @@ APPLIES: AppliesTable = {
     "weight_target": ("method", ("penalised",)),
     "weight_gain": ("weight_schedule", ("steered",)),
     "pretrain": ("method", ("penalised",)),
+    "hold": ("method", ("penalised",)),
     "k1": ("method", ("truncated",)),
     "k2": ("method", ("truncated",)),
     "segments": ("method", ("bptt", "penalised")),
@@ -67,6 +68,7 @@ def make(
     weight_target: float | None = None,
     weight_gain: float | None = None,
     pretrain: int | None = None,
+    hold: str | None = None,
     k1: int | None = None,
     k2: int | None = None,
     segments: Segments = None,
@@ -93,6 +95,8 @@ def make(
         weight_target: The decay of costates per step that "steered" aims at.
         weight_gain: How fast "steered" changes the weight.
         pretrain: For "penalised": the number of first steps that minimise the penalty alone.
+        hold: "source": the loss's own part of costates is a constant to the penalty, as in
+            `Penalised`.
         k1: For "truncated": the steps between gradients.
         k2: For "truncated": the steps to backpropagate each loss, k1 by default.
         segments: For "bptt" and "penalised": as in `BPTT`.
@@ -113,6 +117,7 @@ def make(
         "weight_target": weight_target,
         "weight_gain": weight_gain,
         "pretrain": pretrain,
+        "hold": hold,
         "k1": k1,
         "k2": k2,
         "segments": segments,
@@ -139,9 +144,14 @@ def make(
     layers = None if penalty_on == "each" else penalty_on
     if layers is not None or penalty_part is not None:
         G = G.on(layers, part=penalty_part)
+    if hold is not None and not G.reads_costates:
+        raise OptionError(
+            f"$hold does nothing with $penalty {G.name}, which does not depend on the costates of "
+            "the loss."
+        )
     rho = _make_weight(options, steps)
     if rho != 0:
-        return Penalised(G, rho, segments, pretrain or 0)
+        return Penalised(G, rho, segments, pretrain or 0, hold)
     if pretrain:
         raise OptionError(
             "$pretrain minimises the penalty alone, but $weight 0 turns the penalty off."

@@ -209,11 +209,12 @@ class RunMemory(NamedTuple):
     gradient: int
     look: int  # at held-out data
     probe: int  # of costates
+    recorded: int  # the part of a gradient that stays reserved as a CUDA graph
 
     @property
     def peak(self) -> int:
-        """The peak of the run: its parts come one after the other."""
-        return self.standing + max(self.gradient, self.look, self.probe)
+        """The peak of the run: its parts come one after the other, beside what is recorded."""
+        return self.standing + max(self.gradient, self.recorded + max(self.look, self.probe))
 
 
 def predict_run(
@@ -236,11 +237,14 @@ def predict_run(
     # The weights, their gradient, two states of the optimiser, the best weights, and a copy of one;
     # a batch, as it is drawn and in rows.
     standing = 6 * weights + 2 * T * held * (net.inputs + net.outputs) * item
+    gradient = predict(net, T, batch, method)
+    is_recorded = net.V.device.type == "cuda" and method.segments is None
     return RunMemory(
         standing,
-        predict(net, T, batch, method),
+        gradient,
         predict_look(net, T, looked_at, method.segments),
         predict_probe(net, T, probes, method.segments),
+        gradient if is_recorded else 0,
     )
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError, KindError, NumericalError, brief
-from ..networks.interface import Net, NetRun, run_function
+from ..errors import InputError, KindError, NumericalError, Unsupported, brief
+from ..networks.interface import Net, NetRun, holds_source, run_function
 from ..objectives.batch import Batch
 from ..objectives.draws import drawing
 from ..objectives.losses import LossLike
 from ..objectives.penalties import Penalty, log_decay, penalty
+from ..objectives.penalty_type import layers_of
 from ..objectives.schedules import Schedule
 from ..objectives.state_parts import part_of_each
 from ..objectives.weights import Steered
@@ -58,6 +60,9 @@ class Penalised(Method):
             log-ratios of costates, of the entire state or of one part of it.
         pretrain: The number of first steps that minimise rho G alone, so that costates no longer
             vanish when training begins. The costates are those of L in these steps too.
+        hold: "source": the loss's own part of each costate, dL/dx_t by the readout, is a constant
+            to the derivative of G. Then G gives no gradient to the readout, nor to states through
+            the curvature of the loss; see docs/penalties.md. By default nothing is held.
 
     Where the weight of a schedule is 0, the gradient of a chain is that of the loss: the penalty is
     not evaluated, and reads NaN.
@@ -84,11 +89,18 @@ class Penalised(Method):
         weight: float | Schedule | Steered = 1.0,
         segments: Segments = None,
         pretrain: int = 0,
+        hold: str | None = None,
     ) -> None:
         self.penalty = penalty(G)
         self.weight = weight
         self.step = 0
         self.segments = parse_segments(segments)
+        self.hold = hold
+        if holds_source(hold) and not self.penalty.reads_costates:
+            raise InputError(
+                f"hold='source' does nothing with penalty '{self.penalty.name}', which does not "
+                "depend on the costates of the loss: leave it out."
+            )
         is_weight = isinstance(weight, numbers.Real) and math.isfinite(weight) and weight >= 0
         if not is_weight and not callable(weight) and not isinstance(weight, Steered):
             raise InputError(
@@ -182,10 +194,11 @@ class Penalised(Method):
         if self.segments is not None:
             result = self._in_segments(net, batch, loss, rho)
         elif rho and is_on_gpu(batch) and not self.penalty.draws:
-            # A graph belongs to one value of `share`. It reads rho from a tensor, so it serves any
+            # A graph belongs to one `share`. It reads rho from a tensor, so it serves any
             # rho but 0, for which the objective is L alone (see _objective). A penalty that draws
             # at random would draw the same in every replay.
-            result = self.captured(self._compute_to_capture, net, batch, loss, rho, self.share)
+            kind = (self.share, self.hold)
+            result = self.captured(self._compute_to_capture, net, batch, loss, rho, kind)
         if result is None:
             return None
         self._note_decays(result.decays)
@@ -211,7 +224,8 @@ class Penalised(Method):
             return check_penalty(G, lam, name)
 
         G = self.penalty
-        result = segmented.penalised_gradient(G, rho, check, self.share)
+        held = holds_source(self.hold)
+        result = segmented.penalised_gradient(G, rho, check, self.share, held)
         return result._replace(decays=decays[0])
 
     def _evaluate_with_run(
@@ -282,12 +296,12 @@ class Penalised(Method):
         parameters = trained_parameters(net)
         with torch.enable_grad():
             run = run_function(net)(batch)
-            lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+            lam = self._costates(run, batch, loss)
             G = self._penalty_of(lam)
             objective = batch.mean(self._objective(lam.loss, G, rho))
             leaves = list(parameters.values())
             try:
-                grads = torch.autograd.grad(objective, leaves, allow_unused=True)
+                grads = differentiate_by(leaves, objective)
             except NumericalError as error:
                 if not isinstance(rho, float) or rho < LARGE:
                     raise
@@ -303,11 +317,22 @@ class Penalised(Method):
     ) -> tuple[GradientTuple, NetRun, RunCostates]:
         """Return what `compute` does, without a graph of torch's."""
         gradient, G, lam = by_hand.penalised_gradient(
-            self._penalty_of, rho, self.share, self.penalty.with_slope
+            self._penalty_of, rho, self.share, self.penalty.with_slope, holds_source(self.hold)
         )
         named = name_by_id(by_hand.layers.trained, gradient)
         decays = self._measure_decay(lam)
         return GradientTuple(by_hand.losses, G, named, decays), by_hand.run, lam
+
+    def _costates(self, run: NetRun, batch: Batch, loss: LossLike) -> RunCostates:
+        """Return the costates, differentiable, with the sources held if that was asked for."""
+        if self.hold is None:  # a run of one's own need not know `hold`
+            return run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+        if "hold" not in inspect.signature(run.costates).parameters:
+            raise Unsupported(
+                f"hold='{self.hold}' needs a run whose costates(...) takes hold=; that of "
+                f"{type(run).__name__} does not. Leave it out, or use a network of coadjoint."
+            )
+        return run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce, hold=self.hold)
 
     def _penalty_of(self, lam: RunCostates) -> Tensor:
         """Return G of each sample, [B], as it is at the present step."""
@@ -363,6 +388,13 @@ class Penalised(Method):
             self.state["samples"] += len(known)
 
 
+def differentiate_by(leaves: Sequence[Tensor], objective: Tensor) -> Sequence[Tensor | None]:
+    """Return the derivatives of the objective; None where it does not depend on a leaf."""
+    if not objective.requires_grad:  # pretraining, where all costates are sources that are held
+        return [None] * len(leaves)
+    return torch.autograd.grad(objective, leaves, allow_unused=True)
+
+
 def refuse_if_out_of_range(rho: float, dtype: torch.dtype) -> None:
     """Refuse a weight that the type of a network's numbers cannot hold."""
     largest = torch.finfo(dtype).max
@@ -371,6 +403,11 @@ def refuse_if_out_of_range(rho: float, dtype: torch.dtype) -> None:
             f"the penalty's weight rho = {rho:g} is outside the range of "
             f"{str(dtype).removeprefix('torch.')}, at most {largest:.2g}: lower the weight."
         )
+
+
+def are_constant(lam: RunCostates) -> bool:
+    """Return whether no parameter moves the costates: they are sources that are held."""
+    return not any(layer.size.requires_grad for layer in layers_of(lam) or ())
 
 
 def check_penalty(G: object, lam: RunCostates, name: str) -> Tensor:
@@ -383,7 +420,7 @@ def check_penalty(G: object, lam: RunCostates, name: str) -> Tensor:
         raise InputError(
             f"penalty '{name}' returned {got}; expected one value for each sample, shape [{B}]."
         )
-    if not G.requires_grad:
+    if not G.requires_grad and not are_constant(lam):
         raise InputError(
             f"penalty '{name}' does not depend on the costates it is given (nor on the states), "
             "so its gradient is zero. Compute it from lam.lam, lam.norms() or lam.log_norms(), "

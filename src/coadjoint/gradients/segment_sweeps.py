@@ -262,8 +262,25 @@ class SegmentSweeps:
                 self.sums.add_input_weights("side", run, of_v)
         return at_begin
 
+    def _tangent_at_losses(
+        self, run: SegmentRun, source: LossSource, mu: Tensor, k: Tensor
+    ) -> Tensor:
+        """Return the tangent of the visible states at its true scale, step rows.
+
+        It is zero where the loss does not read the state: there it may be outside the range.
+        """
+        rows = run.rows
+        weight = source.judge.weight
+        counts = torch.ones(rows.N, dtype=torch.bool) if weight is None else weight != 0
+        is_read = pad(counts, (rows.B, 0)).to(mu.device)
+        return self.net.visible_state(at_true_scale(run.plan, mu, k, is_read)[rows.B :])
+
     def pull_readout(
-        self, run: SegmentRun, source: LossSource, mu: Tensor, k: Tensor, loss_share: Tensor
+        self,
+        run: SegmentRun,
+        source: LossSource,
+        tangent: tuple[Tensor, Tensor] | None,
+        loss_share: Tensor,
     ) -> Tensor:
         """Return the objective's derivative by the states through the readout, a state array.
 
@@ -273,27 +290,25 @@ class SegmentSweeps:
         Args:
             run: The run of the segment.
             source: The source of its costates, with its graph.
-            mu: The tangent, scaled by 2^k.
-            k: The exponents of the costates, state rows.
+            tangent: (mu, k): the tangent mu, scaled by 2^k, the exponents of the costates, state
+                rows. None leaves the second part out.
             loss_share: The derivative of the objective by each sample's sum of step losses, [B].
         """
         rows = run.rows
         net = self.net
-        weight = source.judge.weight
-        # The state rows that the loss reads. Others may have a tangent outside the range.
-        counts = torch.ones(rows.N, dtype=torch.bool) if weight is None else weight != 0
-        is_read = pad(counts, (rows.B, 0)).to(mu.device)
-        true_mu = net.visible_state(at_true_scale(run.plan, mu, k, is_read)[rows.B :])
         # The objective's derivatives by the losses of the steps, and by the source of the costates:
         # V' of_pre has the derivative mu, so that of_pre has V mu.
         values = [source.value]
-        seeds = [loss_share[source.judge.samples_of_rows(mu.device)]]
-        if source.of_pre.requires_grad:
-            values.append(source.of_pre)
-            seeds.append(affine(rows, true_mu, net.V.detach(), None))
+        seeds = [loss_share[source.judge.samples_of_rows(source.pre.device)]]
+        true_mu = None
+        if tangent is not None:
+            true_mu = self._tangent_at_losses(run, source, *tangent)
+            if source.of_pre.requires_grad:
+                values.append(source.of_pre)
+                seeds.append(affine(rows, true_mu, net.V.detach(), None))
         with torch.enable_grad():
             (of_pre,) = torch.autograd.grad(values, source.pre, seeds)
         self.sums.add_readout(run, of_pre)
-        if self.sums.needs("V"):  # <mu, V' of_pre>, by V
+        if true_mu is not None and self.sums.needs("V"):  # <mu, V' of_pre>, by V
             self.sums.sum("V of lam").add_product(rows, true_mu, source.of_pre.detach())
         return self.onto_states(rows, of_pre)

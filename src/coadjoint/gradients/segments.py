@@ -57,6 +57,7 @@ class PenaltyPasses(NamedTuple):
     share: Tensor  # the derivative of each sample's loss by its sum of step losses, [B]
     boundaries: list[Boundary]  # J' lam where each segment begins
     slopes: NormSlopes  # the derivatives of the objective by the norms of costates
+    held: bool  # the sources of the costates are constants
 
 
 class SegmentedGradient(SegmentSweeps):
@@ -85,6 +86,7 @@ class SegmentedGradient(SegmentSweeps):
         rho: float,
         check: Callable[[object, Costates, str], Tensor],
         share: float = 1.0,
+        held: bool = False,
     ) -> GradientTuple:
         """Compute the gradient of the mean of share L + rho G.
 
@@ -93,6 +95,7 @@ class SegmentedGradient(SegmentSweeps):
             rho: The weight of G.
             check: Called with the value of G, the costates and the name; returns the value.
             share: 1, or 0 to leave out the loss.
+            held: The sources of the costates are constants to the derivative of G.
         """
         self.seen = SeenEntries.of(self.net, G.part)
         last_states = self.forward()
@@ -120,7 +123,7 @@ class SegmentedGradient(SegmentSweeps):
         if slopes.zero:  # the objective does not depend on costates
             self.adjoint(last_states, of_loss)
         else:
-            passes = PenaltyPasses(last_states, of_sums, boundaries, slopes)
+            passes = PenaltyPasses(last_states, of_sums, boundaries, slopes, held)
             tangents, last_tangent = self.pass_tangents(passes)
             self.second_adjoint(passes, of_loss, tangents, last_tangent)
         gradient = self.sums.gradient(last_states)
@@ -262,12 +265,14 @@ class SegmentedGradient(SegmentSweeps):
     def pass_tangents(self, passes: PenaltyPasses) -> tuple[list[Tensor | None], Tensor]:
         """Return the tangent that each segment begins with, and that of each last state.
 
-        The first segment begins without one. Those of the last states are at their true scale.
+        The first segment begins without one. Those of the last states are at their true scale; they
+        are needed for the source of the costates there, and zero if that is held.
         """
         tangents: list[Tensor | None] = [None, *self.new_states()[1:]]
         last_tangent = torch.zeros_like(passes.last_states.x)
         # With readout "every", the tangent at the end of the last segment is not needed.
-        count = len(self.sizes) - 1 if self.judge.every else len(self.sizes)
+        is_needed = not self.judge.every and not passes.held
+        count = len(self.sizes) if is_needed else len(self.sizes) - 1
         for i in range(count):
             self._tangents_segment(i, passes, tangents, last_tangent)
         return tangents, last_tangent
@@ -292,7 +297,7 @@ class SegmentedGradient(SegmentSweeps):
         costates = self.costates(i, run, s, passes.last_states.s_last, later)
         g = self.tangent_source(i, costates, passes.slopes, tangents[i])
         mu, _, _ = self.tangent(run, costates, g)
-        if not self.judge.every and going < rows.B:
+        if not self.judge.every and not passes.held and going < rows.B:
             k = rows.last(costates.k[:, None])[going:, 0]
             last_mu = rows.last(mu)[going:]
             last_tangent[going : rows.B] = at_true_scale(run.plan, last_mu, k, None)
@@ -339,7 +344,7 @@ class SegmentedGradient(SegmentSweeps):
             last_tangent: The tangent at each sample's last state, [B, n].
         """
         last_states = passes.last_states
-        ended = last_states.pull(of_loss, last_tangent)
+        ended = last_states.pull(of_loss, None if passes.held else last_tangent)
         loss_share = last_states.share(of_loss)
         bent: Tensor | None = None  # the source where the segment after begins
         for i in reversed(range(len(self.sizes))):
@@ -431,6 +436,7 @@ class SegmentedGradient(SegmentSweeps):
         if of_p is not None:
             self.sums.sum("p of lam").add_rows(rows, of_p)
         if source is not None:
-            of_readout = self.pull_readout(run, source, mu, costates.k, loss_share)
+            tangent = None if passes.held else (mu, costates.k)
+            of_readout = self.pull_readout(run, source, tangent, loss_share)
             bends["x"] = plus(bends["x"], of_readout)
         return bends

@@ -21,6 +21,7 @@ from ..sweeps.layout import Layout, tensor_of
 from ..sweeps.norms import keep_where_zero, norm
 from ..sweeps.rows import scale, uniform_rows
 from .chain_loss import losses_and_slopes
+from .interface import holds_source
 from .judge import Judge, check_loss_values
 from .layers import refuse_transforms
 from .layerwise import Layerwise
@@ -172,19 +173,23 @@ class ChainRun:
         *,
         mask: Tensor | None = None,
         reduce: str = "sum",
+        hold: str | None = None,
     ) -> ChainCostates:
         """lam_i = dL/dx_i, i = 0..L, of each sample's own loss; arguments as in `loss`.
 
         lam.at(0) is the gradient by the input. Differentiable, for penalties, unless gradients are
-        switched off.
+        switched off. With hold="source", lam_L = dL/da is a constant in their derivatives.
         """
+        held = holds_source(hold)
         refuse_transforms()
         create_graph = torch.is_grad_enabled()
         run = self if isinstance(loss, Tensor) else self.with_graph()
         with torch.enable_grad():
             value, top = run._loss_and_slope(loss, y, mask, reduce)
             if top is None:
-                top = run._loss_gradient(value, create_graph)
+                top = run._loss_gradient(value, create_graph and not held)
+            if held:
+                top = top.detach()
             pulls: list[Callable[[Tensor], ScaledBlock]] = []
             for stretch in run.stretches:
                 pulls.append(functools.partial(stretch.costates, create_graph=create_graph))

@@ -20,7 +20,7 @@ from ..sweeps.layout import HasLayout, Layout
 from ..sweeps.run import RunView, StepFunctionRun
 from . import decoding
 from .decoding import Decoded
-from .interface import check_positive
+from .interface import check_positive, holds_source
 from .judge import Judge
 from .layers import Layer, LayerRun, Recorded, costates_through_layers, refuse_transforms
 
@@ -201,12 +201,16 @@ class DecoderRun(HasLayout):
         *,
         mask: Tensor | None = None,
         reduce: str = "sum",
+        hold: str | None = None,
     ) -> Recorded:
         """lam_t = dL/dx_t for all layers and directions of the encoder, dL/ds_t of the decoder.
 
         Choose by `select(module="encoder")` or `select(module="decoder")`. Arguments as in `loss`.
-        They are differentiable if gradients are enabled, for penalties.
+        They are differentiable if gradients are enabled, for penalties. With hold="source", the
+        loss's derivative by what the readout reads, states and contexts of the decoder, is a
+        constant in their derivatives; what the decoder sends to the encoder is not.
         """
+        held = holds_source(hold)
         refuse_transforms()
         net = self.network
         create_graph = torch.is_grad_enabled()
@@ -218,9 +222,7 @@ class DecoderRun(HasLayout):
                 raise InputError(
                     "the loss does not depend on the decoder's outputs, so it has no costates."
                 )
-            by_decoder, by_h = torch.autograd.grad(
-                forced.loss.sum(), [forced.sweep.run.x, h], create_graph=create_graph
-            )
+            by_decoder, by_h = _loss_gradients(forced, h, create_graph, held)
         value = forced.loss if create_graph else forced.loss.detach()
         with torch.set_grad_enabled(create_graph):
             decoder = _decoder_costates(forced, by_decoder, value, net.decoder)
@@ -272,6 +274,24 @@ class DecoderRun(HasLayout):
             limits = 2 * lengths + 1 if limit is None else torch.full_like(lengths, limit)
             end = net.outputs - 1  # the last token
             return decoding.decode(write, net.first_state(encoded), end, limits, beam, normalise)
+
+
+def _loss_gradients(
+    forced: TeacherForced, h: Tensor, create_graph: bool, held: bool
+) -> tuple[Tensor, Tensor]:
+    """The loss's direct gradient by the decoder's rows (s_t, c_t), and its gradient by h.
+
+    create_graph: they can be differentiated again; held: the first one is a constant to that.
+    """
+    rows = forced.sweep.run.x
+    total = forced.loss.sum()
+    if not held:
+        by_rows, by_h = torch.autograd.grad(total, [rows, h], create_graph=create_graph)
+        return by_rows, by_h
+    (by_rows,) = torch.autograd.grad(total, rows, retain_graph=True)
+    # The loss reads h by these rows alone.
+    (by_h,) = torch.autograd.grad(rows, h, by_rows, create_graph=create_graph, retain_graph=True)
+    return by_rows, by_h
 
 
 def _decoder_costates(forced: TeacherForced, s: Tensor, loss: Tensor, decoder: Network) -> Costates:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..cells.cell import Cell
 from ..cells.transport import PicklableModule
-from ..errors import MAX_COUNT, InputError, KindError, Unsupported, brief
+from ..errors import MAX_COUNT, InputError, KindError, Unsupported, brief, choose
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import BaseCostates
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .recurrence import Recurrence
 
 Lengths: TypeAlias = "ArrayLike"  # the steps of each sample, [B] whole numbers
+HELD = ("source",)  # what `costates` can hold constant
 
 
 class NetRun(Protocol):
@@ -70,8 +71,13 @@ class NetRun(Protocol):
         *,
         mask: Tensor | None = None,
         reduce: str = "sum",
+        hold: str | None = None,
     ) -> BaseCostates | Recorded:
-        """lam_i = dL/dx_i of each sample's own loss, differentiable for penalties."""
+        """lam_i = dL/dx_i of each sample's own loss, differentiable for penalties.
+
+        hold  "source": what the loss itself adds to a costate, its direct derivative by the states
+              that the readout reads, is a constant to derivatives of the costates
+        """
 
 
 class Net(PicklableModule, ABC):
@@ -243,6 +249,11 @@ def run_function(net: Net | nn.Module) -> Callable[[Batch], NetRun]:
         return run
 
     return call_wrapper
+
+
+def holds_source(hold: str | None) -> bool:
+    """Whether the sources of costates are constants to their derivatives; see NetRun.costates."""
+    return hold is not None and choose("part of costates to hold", hold, HELD) == "source"
 
 
 def check_positive(**sizes: object) -> None:

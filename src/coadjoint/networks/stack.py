@@ -30,7 +30,7 @@ from ..sweeps.engines import Choice
 from ..sweeps.layout import Layout, check_dense, lay_out
 from ..sweeps.torch_internals import forward_mode
 from ..sweeps.wrappers import refuse_wrapper_around
-from .interface import check_positive
+from .interface import check_positive, holds_source
 from .judge import RunOutputs
 from .layer_stack import CellLike, Layers
 from .layers import (
@@ -135,12 +135,16 @@ class StackRun(RunOutputs):
         *,
         mask: Tensor | None = None,
         reduce: str = "sum",
+        hold: str | None = None,
     ) -> Recorded:
         """lam_t = dL/dx_t of each sample's own loss, for every layer and direction.
 
         Arguments as in `loss`. The costates are differentiable if gradients are enabled, for
-        penalties.
+        penalties. With hold="source", the loss's derivative by the readout's input, the outputs of
+        the top layer, is a constant in their derivatives; what a layer sends down to the next one
+        is not.
         """
+        held = holds_source(hold)
         refuse_transforms()
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
@@ -150,7 +154,8 @@ class StackRun(RunOutputs):
                 "the loss does not depend on the states of this run, or the run was made without "
                 "gradients (torch.no_grad)."
             )
-        (g,) = pull_back([value], [self.readout_input], [torch.ones_like(value)], create_graph)
+        twice = create_graph and not held
+        (g,) = pull_back([value], [self.readout_input], [torch.ones_like(value)], twice)
         if g is None:
             raise InputError(
                 "the loss does not depend on the states of this run but on other tensors. Compute "

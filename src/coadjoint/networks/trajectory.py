@@ -20,6 +20,7 @@ from ..sweeps.costates import Costates, RecurrenceRun
 from ..sweeps.layout import check_dense, tensor_of
 from ..sweeps.torch_internals import forward_mode, forward_mode_is_on, innermost_transform
 from .effective_weights import InputWeights, without_biases
+from .interface import holds_source
 from .judge import RunOutputs
 from .readout import Extra
 
@@ -35,6 +36,12 @@ class LossSources(NamedTuple):
     loss: Tensor  # [B]
     s: Tensor | None  # by all states, [B + N, n]
     s_last: Tensor | None  # by each sample's last state, [B, n]
+
+    def held(self) -> LossSources:
+        """The same with derivatives that are constants: without a graph, and without tangents."""
+        s = None if self.s is None else self.s.detach()
+        s_last = None if self.s_last is None else self.s_last.detach()
+        return LossSources(self.loss, s, s_last)
 
 
 def leaf_copy(h: Tensor) -> Tensor:
@@ -106,11 +113,16 @@ class Trajectory(RecurrenceRun, RunOutputs):
         *,
         mask: Tensor | None = None,
         reduce: str = "sum",
+        hold: str | None = None,
     ) -> Costates:
         """lam_t = dL/dx_t of each sample's own loss; arguments as in `loss`.
 
         The costates are differentiable, for penalties, if gradients or tangents are being taken.
+        With hold="source", the loss's own derivative by each state that the readout reads is a
+        constant in their derivatives. The loss of the costates, `lam.loss`, is differentiable as
+        ever.
         """
+        held = holds_source(hold)
         is_given = isinstance(loss, Tensor)  # values [B], not a function of y_hat
         under_torch_func = innermost_transform() is not None
         has_graph = self.run.x.requires_grad or self.a_rows.requires_grad
@@ -122,7 +134,9 @@ class Trajectory(RecurrenceRun, RunOutputs):
             sources = self._sources_by_func(loss_of)
         else:
             reuse_graph = is_given or (differentiable and self.run.x.requires_grad)
-            sources = self._sources_by_autograd(loss_of, reuse_graph, differentiable)
+            sources = self._sources_by_autograd(loss_of, reuse_graph, differentiable, held)
+        if held:
+            sources = sources.held()
         # A loss given as values may read any state; any other reads those of steps that count.
         states_with_loss = None
         if self.network.readout == "every" and sources.s is not None and not is_given:
@@ -149,14 +163,20 @@ class Trajectory(RecurrenceRun, RunOutputs):
         return LossSources(value, None, pull(torch.ones_like(value))[0])
 
     def _sources_by_autograd(
-        self, loss_of: Callable[[Tensor], Tensor], reuse_graph: bool, differentiable: bool
+        self,
+        loss_of: Callable[[Tensor], Tensor],
+        reuse_graph: bool,
+        differentiable: bool,
+        held: bool,
     ) -> LossSources:
         """The sources by torch.autograd.
 
         loss_of         pre-outputs in rows -> the loss of each sample, [B]
         reuse_graph     differentiate through the graph of this run; otherwise the readout is
                         evaluated again from copies of the states, at which its graph begins
-        differentiable  record the derivative, so that it can be differentiated again
+        differentiable  record the derivative, so that it can be differentiated again; or, if it
+                        is held, keep the graph of the loss
+        held            the derivative will be a constant
         """
         with torch.enable_grad():
             if reuse_graph:
@@ -174,7 +194,11 @@ class Trajectory(RecurrenceRun, RunOutputs):
                     "so it has no costates."
                 )
             s, s_last = torch.autograd.grad(
-                value.sum(), [x, last], create_graph=differentiable, allow_unused=True
+                value.sum(),
+                [x, last],
+                create_graph=differentiable and not held,
+                retain_graph=differentiable,
+                allow_unused=True,
             )
         if s is None and s_last is None:
             raise InputError(

@@ -284,7 +284,10 @@ def omega_published(lam: BaseCostates) -> Tensor:
     return value.expand(B)
 
 
-PENALTIES["omega-published"] = omega_published = replace(omega_published, mixes_samples=True)
+# The costates are constants in it.
+PENALTIES["omega-published"] = omega_published = replace(
+    omega_published, mixes_samples=True, reads_costates=False
+)
 
 
 @remembers_origin
@@ -309,7 +312,14 @@ def isometry(seed: int = 0) -> Penalty:
         log_growth = log_size - 0.5 * torch.log(counts.double())[:, None]  # ||r||^2 = n
         return masked_mean(log_growth.square(), on).to(lam.loss.dtype)
 
-    return Penalty("isometry", value, isometry.__doc__, draws=True, reads_run_only=True)
+    return Penalty(
+        "isometry",
+        value,
+        isometry.__doc__,
+        draws=True,
+        reads_run_only=True,
+        reads_costates=False,
+    )
 
 
 PENALTIES["isometry"] = isometry()
@@ -328,6 +338,9 @@ def norm_stabiliser(lam: BaseCostates) -> Tensor:
     zeros = keep_where_zero(h, norms)[1:].square().sum(-1)
     change = change + torch.where(norms[:-1] == 0, zeros, 0)
     return masked_mean(change, existing_steps(lam))
+
+
+PENALTIES["norm-stabiliser"] = norm_stabiliser = replace(norm_stabiliser, reads_costates=False)
 
 
 def network_run(lam: BaseCostates, name: str) -> Any:
@@ -374,6 +387,7 @@ def of_output(G: PenaltyLike = "variance") -> Penalty:
         of_output.__doc__,
         reads_run_only=inner.reads_run_only,
         mixes_samples=inner.mixes_samples,
+        reads_costates=False,  # of the loss: those that it reads are the outputs'
     )
 
 

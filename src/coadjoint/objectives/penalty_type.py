@@ -34,6 +34,8 @@ class Penalty(Portable):
     with_slope  its value together with its slope by log ||lam_i||, Costates -> ([B], [L + 1, B]),
            if it depends on nothing else; for costates of which none is zero
     part   the slots of the state whose costates it takes, in alphabetical order; () for all
+    reads_costates  whether its derivative goes through the costates of the loss that it is given;
+           only then does Penalised(hold="source") make a difference
 
     Example:
         >>> import torch
@@ -56,6 +58,7 @@ class Penalty(Portable):
     mixes_samples: bool = False
     with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None
     part: tuple[str, ...] = ()
+    reads_costates: bool = True
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
         """The penalty of each sample, [B].
@@ -86,6 +89,7 @@ class Penalty(Portable):
             reads_run_only=self.reads_run_only,
             mixes_samples=self.mixes_samples,
             part=self.part,
+            reads_costates=self.reads_costates,
         )
 
     @property
@@ -182,6 +186,7 @@ class Penalty(Portable):
             reads_run_only=self.reads_run_only and right.reads_run_only,
             mixes_samples=self.mixes_samples or right.mixes_samples,
             part=self.part if self.part == right.part else (),
+            reads_costates=self.reads_costates or right.reads_costates,
         )
 
     __radd__ = __add__

@@ -76,7 +76,13 @@ def tangent(v: Directions = None, beta: Changes = 0.0, K: int = 1, seed: int = 0
 
     is_given = not callable(v) and not callable(beta)  # a function may read anything
     return Penalty(
-        "tangent", value, tangent.__doc__, joint=True, draws=v is None, reads_run_only=is_given
+        "tangent",
+        value,
+        tangent.__doc__,
+        joint=True,
+        draws=v is None,
+        reads_run_only=is_given,
+        reads_costates=False,
     )
 
 

@@ -25,7 +25,7 @@ from .functions import (
     without_autocast,
 )
 from .memory import empty
-from .overflow import at_true_scale, blame_penalty, check_range
+from .overflow import at_true_scale, blame_penalty, check_range, constant
 from .plan import Saved, SweepPlan
 from .pointwise import Pointwise
 from .rows import Link, Rows, scale
@@ -115,7 +115,7 @@ class Adjoint(SweepFunction):
         lam, delta, k = plan.engine.adjoint(plan, saved, W, s, s_last, sa, link, scaled, keep)
         what = "the costate" if scaled else "the gradient with respect to the state"
         # The loop ends at the initial states: what was not finite before is not finite there.
-        check_range(plan, lam[: plan.rows.B], what, lambda: lam)
+        check_range(plan, lam[: plan.rows.B], what, constant(lam))
         return lam, delta, k
 
     @staticmethod
@@ -291,7 +291,7 @@ class Tangent(SweepFunction):
         """The tangent loop with sources g [B + N, n] of mu and ga of nu."""
         link = make_link(plan.rows, factor)
         mu, nu = plan.engine.tangent(plan, Saved(a, v, x, p, q), W, g, ga, link)
-        check_range(plan, plan.rows.last(mu), "the tangent", lambda: mu)
+        check_range(plan, plan.rows.last(mu), "the tangent", constant(mu))
         return mu, nu
 
     @staticmethod

@@ -23,7 +23,6 @@ a gradient or direction that is None is zero. Shapes are those of plan.Saved and
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -51,7 +50,7 @@ from .functions import (
     with_quick_apply,
     without_autocast,
 )
-from .overflow import check_range
+from .overflow import check_range, constant
 from .plan import Saved, SweepPlan, settle_checks
 from .slopes import present_directions, read_values, step_map
 from .torch_internals import autocast_is_on
@@ -88,7 +87,7 @@ class Forward(SweepFunction):
         """
         x, a, q = plan.engine.forward(plan, base, v, W, x0, p)
         last = plan.rows.last(x).clone()  # an output must not be a view of another
-        check_range(plan, last, "the state", lambda: x)
+        check_range(plan, last, "the state", constant(x))
         return x, a, last, q
 
     @staticmethod
@@ -190,11 +189,17 @@ def forward_gradient(
         lam, delta, _ = Adjoint.apply(plan, False, None, None, gx, glast, ga, W, *saved)
     else:
         # Nobody will differentiate this sweep or read lam between its ends, so that the engine need
-        # not keep it: sweep(False). If a value leaves the range, sweep(True) finds the step.
-        sweep = functools.partial(plan.engine.adjoint, plan, saved, W, gx, glast, ga, None, False)
-        lam, delta, _ = sweep(False)
+        # not keep it (keep=False). If a value leaves the range, a second sweep that keeps it finds
+        # the step. The plan keeps this check: it must not refer to the plan.
+        adjoint = plan.engine.adjoint
+        same_sweep = SweepPlan(plan.cell, rows, plan.engine)
+        arguments = (saved.detach(), W, gx, glast, ga, None, False)
+        lam, delta, _ = adjoint(plan, *arguments, False)
         check_range(
-            plan, lam[: rows.B], "the gradient with respect to the state", lambda: sweep(True)[0]
+            plan,
+            lam[: rows.B],
+            "the gradient with respect to the state",
+            lambda: adjoint(same_sweep, *arguments, True)[0],
         )
     by_step: dict[str, Tensor | None] = {}
     if wrt:

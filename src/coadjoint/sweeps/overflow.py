@@ -27,24 +27,25 @@ def at_true_scale(plan: SweepPlan, mu: Tensor, k: Tensor | None, declared: Tenso
         # Beyond SAFE_EXPONENT 2^-k_t may leave the range in the products that follow.
         in_reach = declared | (k > -SAFE_EXPONENT[mu.dtype])
         true_mu = torch.where(in_reach[:, None], true_mu, 0)
+    values = true_mu.detach()  # a check that is kept must not keep the history of what it checks
 
     def make_error() -> NumericalError | None:
-        bad_rows = (~torch.isfinite(true_mu).all(1)).nonzero()
+        bad_rows = (~torch.isfinite(values).all(1)).nonzero()
         if not len(bad_rows):
             return None
         bad_row = int(bad_rows[0, 0])
-        if len(mu) == rows.B + rows.N:
+        if len(values) == rows.B + rows.N:
             t = time_of_row(rows, bad_row)
         else:  # one row for each sample, at its last step
             t = rows.begin + int(rows.lengths[bad_row])
         return NumericalError(
-            f"the second adjoint is outside the range of {str(mu.dtype)[6:]} at t = {t}: the "
+            f"the second adjoint is outside the range of {str(values.dtype)[6:]} at t = {t}: the "
             "penalty's derivative with respect to the loss's gradient at that step is of the "
             f"order of 2^{-int(k[bad_row])}. Use float64, a shorter sequence or a smaller gain; if "
             "the loss does not read that step, mark it with mask=."
         )
 
-    require_finite(plan, true_mu, make_error)
+    require_finite(plan, values, make_error)
     return true_mu
 
 
@@ -52,23 +53,36 @@ def check_range(plan: SweepPlan, end: Tensor, what: str, states: Callable[[], Te
     """Check a sweep by the values where it ends: what left the range before is not finite there.
 
     end: those values, [B, n]. what: the quantity, for the message. states(): its values at all
-    steps, to find the one where it left the range.
+    steps, to find the one where it left the range. The plan keeps this check, so that `states` must
+    not refer to the plan, nor to tensors with a history: these would keep each other alive.
     """
+    rows = plan.rows
+    end = end.detach()
 
     def make_error() -> NumericalError | None:
         if torch.isfinite(end).all():
             return None
         bad_rows = (~torch.isfinite(states()).all(1)).nonzero()[:, 0].tolist()
-        times = [time_of_row(plan.rows, row) for row in bad_rows]
+        times = [time_of_row(rows, row) for row in bad_rows]
         # The step that failed first: in the order of time, or against it.
         runs_forwards = what in ("the state", "the tangent")
         t = min(times) if runs_forwards else max(times)
         return NumericalError(
-            f"{what} is outside the range of {str(end.dtype)[6:]} at t = {t} of {plan.rows.end}. "
+            f"{what} is outside the range of {str(end.dtype)[6:]} at t = {t} of {rows.end}. "
             "Use float64, a shorter sequence, or weights of a smaller gain (spectral radius)."
         )
 
     require_finite(plan, end, make_error)
+
+
+def constant(y: Tensor) -> Callable[[], Tensor]:
+    """A function that returns the values of y, for check_range: without the history of y."""
+    values = y.detach()
+
+    def return_values() -> Tensor:
+        return values
+
+    return return_values
 
 
 def blame_penalty(rows: Rows, glam: Tensor | None, error: NumericalError) -> NumericalError:

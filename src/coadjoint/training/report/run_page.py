@@ -86,10 +86,11 @@ def describe_run(config: Row) -> str:
     """Task, network and method: "xor, length 50 · elman, 64 units · penalised, log-ratio"."""
     method = as_mapping(config.get("gradient"))
     method_name = str(method.get("method") or method.get("name") or "")
+    held = f"{method['hold']} held" if method.get("hold") else ""
     parts = [
         describe_data(as_mapping(config.get("data"))) or describe_settings(config.get("task")),
         describe_network(as_mapping(config.get("network"))),
-        _join(METHODS.get(method_name, method_name), method.get("penalty")),
+        _join(METHODS.get(method_name, method_name), method.get("penalty"), held),
     ]
     return " · ".join(part for part in parts if part)
 
