@@ -1,10 +1,15 @@
 """One thread per worker, NaN in unwritten arrays, and a count of gradient cases at the end."""
 
 import contextlib
+import gc
+import os
 import signal
 import sys
 
 import pytest
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's, which is read when it is imported
+
 import torch
 
 import poison
@@ -32,7 +37,6 @@ TOGETHER = (
     "tests/house/test_layers.py",
     "tests/house/test_lines.py",
     "tests/house/test_mutants.py",
-    "tests/house/test_readme.py::test_blocks_run",
     "tests/training/test_many_processes.py",
     "tests/nn/test_own_loops.py",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[ddp",
@@ -84,6 +88,12 @@ def pytest_collection_modifyitems(config, items):
         left_out |= cases_not_sampled(items)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish():
+    """What collection has made stays: the garbage collector need not look at it time and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def cases_not_sampled(items):

@@ -6,8 +6,6 @@ Also activations of a user, large arguments, and what is refused.
 import importlib.util
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from torch import nn
 import build
 import cases
 import coadjoint as co
+import warm
 from coadjoint.cells.activations import ACTIVATIONS
 from coadjoint.cells.formula import held
 from coadjoint.cells.library import CELLS
@@ -462,10 +461,10 @@ def test_tables_hold_what_the_names_promise():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "tables"), [("cells.md", 5), ("engines.md", 1)])
-def test_tables_of_the_pages_are_what_their_block_prints(page, tables):
+def test_tables_of_the_pages_are_what_their_block_prints(page, tables, tmp_path):
     text = (ROOT / "docs" / page).read_text()
     block = next(b for b in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S) if "CELLS" in b)
-    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True)
+    done = warm.run("-c", block, cwd=tmp_path)
     printed = done.stdout.strip().split("\n\n")
     assert len(printed) == tables, done.stderr[-2000:]
     for table in printed:

@@ -27,6 +27,35 @@ def gru_before(w, u, h):
     return k * h + (1 - k) * torch.tanh(Rn @ u + Wn @ (r * h) + bn)
 
 
+def lstm_mixed(w, u, state):
+    """Document 002, section 5.1, as printed: x~ = [zeta, x]; G, F, H, V act on x~ and U on z."""
+    d = len(state) // 2
+    zeta, z = state.split(d)
+    read = torch.cat([zeta, u])
+    G, F, H, V = torch.cat([w["W"], w["R"]], 1).split(d)
+    bias = w["b"].split(d) if "b" in w else (0, 0, 0, 0)  # the document has none
+    z = sigmoid(F @ read + bias[1]) * z + sigmoid(G @ read + bias[0]) * torch.tanh(
+        V @ read + bias[3]
+    )
+    return torch.cat([sigmoid(H @ read + bias[2]) * torch.tanh(w["U"] @ z), z])
+
+
+def test_without_mixing_it_is_the_lstm():
+    """U = 1; the cell's gates come in the order i, f, n, o of torch."""
+    torch.manual_seed(0)
+    sizes = {"inputs": 3, "hidden": 5, "outputs": 2, "dtype": F64}
+    mixed, plain = co.Network("lstm-mixed", **sizes), co.Network("lstm", **sizes)
+    with torch.no_grad():
+        mixed.step.U.copy_(torch.eye(5))
+        for name in ("W", "R", "b"):
+            i, f, o, n = getattr(mixed.step, name).split(5)
+            getattr(plain, name).copy_(torch.cat([i, f, n, o]))
+        plain.V.copy_(mixed.V)
+        plain.b_o.copy_(mixed.b_o)
+    u = torch.randn(7, 2, 3, dtype=F64)
+    close(mixed(u).y_hat, plain(u).y_hat, 1e-14, "y_hat")
+
+
 def deep(phi):
     def step(w, u, h):
         y = phi(w["R"] @ u + w["W"] @ h + w.get("b", 0))
@@ -85,6 +114,8 @@ def softplus(a):
 TABLE = {  # name of the case: class, options, equations
     "gru-before": (steps.ResetBefore, {}, gru_before),
     "gru-before, no bias": (steps.ResetBefore, {"bias": False}, gru_before),
+    "lstm-mixed": (steps.MixedLSTM, {}, lstm_mixed),
+    "lstm-mixed, no bias": (steps.MixedLSTM, {"bias": False}, lstm_mixed),
     "deep 1": (steps.DeepTransition, {"depth": 1}, deep(torch.tanh)),
     "deep 2, wide": (steps.DeepTransition, {"width": 5}, deep(torch.tanh)),
     "deep 3, shortcut": (
@@ -371,6 +402,7 @@ def test_a_state_of_another_size_and_other_engines_are_refused():
 def test_steps_are_found_by_name():
     assert [type(steps.named(name, 2, 3)).__name__ for name in steps.STEPS] == [
         "ResetBefore",
+        "MixedLSTM",
         "GatedFeedback",
         "DeepTransition",
         "UnICORNNLayers",

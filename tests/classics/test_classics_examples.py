@@ -14,7 +14,7 @@ from scipy import optimize, signal, stats
 from paths import EXAMPLES, ROOT
 
 FOLDER = EXAMPLES / "classics"
-NAMES = ("perceptron", "hopfield", "linear_models", "relu", "convolution", "descent")
+NAMES = ("perceptron", "hopfield", "linear_models", "relu", "convolution", "descent", "programs")
 
 
 @pytest.fixture(autouse=True)

@@ -151,6 +151,8 @@ NAMES = [
     ["--cell", "cornn", "--dt", "0.1", "--gamma", "1", "--eps", "2", "--freeze", "W,b"],
     ["--cell", "gated-feedback", "--layers", "3", "--unit", "gru"],
     ["--cell", "lstm,gru", "--residual", "--dropout", "0.1", "--penalty", "log-ratio"],
+    ["--cell", "gru", "--hidden", "6,4", "--residual", "--penalty", "log-ratio"],
+    ["--cell", "lstm,gru", "--dense", "--bidirectional", "--penalty", "log-ratio"],
     ["--cell", "lstm-1997", "--truncated", "--no-skip"],
     ["--layers", "2", "--bidirectional", "--deep", "6,5"],
     ["--structure", "orthogonal", "--readout", "attention", "--attention-steps", "5"],

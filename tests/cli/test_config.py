@@ -52,7 +52,10 @@ FILES = [
         "run.yaml:2: network.cell: must be text or a list of strings; got false. "
         "Write it in quotes.",
     ),
-    ("network:\n  hidden: '4'", f"run.yaml:2: network.hidden: must be {WHOLE}; got '4'."),
+    (
+        "network:\n  hidden: '4'",
+        f"run.yaml:2: network.hidden: must be {WHOLE} or a list of them; got '4'.",
+    ),
     ("network:\n  bias: 1", "run.yaml:2: network.bias: must be true or false; got 1."),
     (
         "task:\n  length: [1, 2, 3]",
@@ -408,6 +411,8 @@ NETWORKS = {
         "dropout": 0.2, "readout": "tilted-tanh"},
     "both ways": {"cell": "elman", "layers": 2, "bidirectional": True, "deep": 5, "x0": "learned"},
     "reservoirs": {"cell": "reservoir", "layers": 2},
+    "projected": {"cell": ["gru", "elman"], "hidden": [5, 3], "residual": True},
+    "dense": {"cell": "gru", "hidden": [3, 2, 4], "dense": True, "bidirectional": True},
 }  # fmt: skip
 
 
@@ -450,6 +455,10 @@ BY_HAND = {
         ["elman", "elman"], bidirectional=True, deep=5, x0="learned", **SIZES
     ),
     "reservoirs": lambda: co.Stack(["leaky", "leaky"], **SIZES),
+    "projected": lambda: co.Stack(["gru", "elman"], residual=True, **{**SIZES, "hidden": [5, 3]}),
+    "dense": lambda: co.Stack(
+        ["gru"] * 3, dense=True, bidirectional=True, **{**SIZES, "hidden": [3, 2, 4]}
+    ),
 }
 
 
@@ -460,7 +469,7 @@ def test_a_section_says_what_the_library_would(name):
     """
     shape = Shape(inputs=2, outputs=1, readout="last", output="sigmoid")
     ours, theirs = (
-        build_network(schema.NetworkSection(hidden=4, **NETWORKS[name]), shape, 64),
+        build_network(schema.NetworkSection(**{"hidden": 4} | NETWORKS[name]), shape, 64),
         BY_HAND[name](),
     )
     theirs.load_state_dict(ours.state_dict())

@@ -4,13 +4,13 @@ import importlib
 import os
 import re
 import runpy
-import subprocess
 import sys
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+import warm
 from paths import EXAMPLES
 
 pytestmark = pytest.mark.slow
@@ -23,13 +23,8 @@ def printed(name, *arguments, folder):
     """What an example prints, in a process and an empty folder of its own, which it
     leaves empty.
     """
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py", *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = warm.run(EXAMPLES / f"{name}.py", *arguments, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert not list(folder.iterdir())
     return done.stdout
@@ -134,9 +129,7 @@ def test_a_loop_without_its_package_is_refused_in_one_line(name, tmp_path):
         f"{str(EXAMPLES)!r}); "
     )
     missing += f"runpy.run_path({str(EXAMPLES / name)!r} + '.py', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", missing], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = warm.run("-c", missing, cwd=tmp_path)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert f"not installed: pip install {LOOPS[name]}" in done.stderr

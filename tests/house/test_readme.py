@@ -8,13 +8,13 @@ import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import coadjoint as co
-from paths import ROOT
+import warm
+from paths import ROOT, put
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in the tests: one thread for each process
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,29 +22,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PRINTED = [page for page in PAGES if page.name != "estimators.md"]
 
 MARK = "-- end of block --"
-FORKS = """
-import os, runpy, sys, traceback
-import jinja2, matplotlib.pyplot, numpy, pydantic, safetensors.torch, torch._dynamo, coadjoint
-for script in sys.argv[1:]:
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        continue
-    for file, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(f"{script}.{name}", os.O_WRONLY | os.O_CREAT), file)
-    os.chdir(os.path.dirname(script))
-    code = 1
-    try:
-        runpy.run_path(script, run_name="__main__")
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with open(f"{script}.code", "w") as file:
-        file.write(str(code))
-    os._exit(code)
-"""
 
 
 def python_blocks(page):
@@ -54,35 +31,17 @@ def python_blocks(page):
     )
 
 
-@pytest.fixture(scope="module")
-def pages_run(tmp_path_factory):
-    """{page: its script, which has run}: each in a process of its own, forked from one that has
-    imported what is slow to import.
-    """
-    scripts = {}
-    for page in PRINTED:
-        scripts[page] = tmp_path_factory.mktemp(page.stem) / "page.py"
-        scripts[page].write_text(
-            "\n".join(f"{code}\nprint({MARK!r})" for code, _ in python_blocks(page))
-        )
-    subprocess.run([sys.executable, "-c", FORKS, *scripts.values()], env=ENVIRONMENT, check=True)
-    return scripts
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PRINTED, ids=lambda p: p.name)
-def test_blocks_run_and_print_what_the_page_says(page, pages_run):
+def test_blocks_run_and_print_what_the_page_says(page, tmp_path):
     """All blocks of a page in one process, in order; a `text` block holds exactly what the one
     above it prints.
     """
-
-    def said(name):
-        return Path(f"{pages_run[page]}.{name}").read_text()
-
-    assert said("code") == "0", said("err")[-2000:]
-    for (code, expected), found in zip(
-        python_blocks(page), said("out").split(MARK + "\n"), strict=False
-    ):
+    blocks = python_blocks(page)
+    script = put(tmp_path, "page.py", "\n".join(f"{code}\nprint({MARK!r})" for code, _ in blocks))
+    done = warm.run(script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for (code, expected), found in zip(blocks, done.stdout.split(MARK + "\n"), strict=False):
         assert not expected or found == expected, code
 
 
@@ -104,12 +63,11 @@ def test_shell_blocks_run_as_pasted(page, tmp_path):
     print what the page says, numbers apart. `console` blocks are only shown.
     """
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     for commands, expected in shell_blocks(page):
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", commands],
             cwd=tmp_path,
-            env={**ENVIRONMENT, "PATH": path},
+            env={**ENVIRONMENT, "PATH": warm.path()},
             capture_output=True,
             text=True,
         )
@@ -168,13 +126,7 @@ def test_links_of_a_page_exist(page):
     ],
 )
 def test_examples_run(command, expected, tmp_path):
-    done = subprocess.run(
-        [sys.executable, ROOT / command[0], *command[1:]],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
+    done = warm.run(ROOT / command[0], *command[1:], cwd=tmp_path, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert expected in done.stdout
 

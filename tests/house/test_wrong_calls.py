@@ -441,6 +441,7 @@ CALLS = {
             "structure": (None, ("no such name", 3, [])),
             "bidirectional": (False, SWITCH),
             "residual": (False, SWITCH),
+            "dense": (False, SWITCH),
         },
     ),
     "EncoderDecoder": (

@@ -13,7 +13,8 @@ from coadjoint.errors import MissingError, Unsupported
 from coadjoint.models import Model
 from coadjoint.models.export import export_network
 from coadjoint.models.export.onnx import describe_columns, onnx_bytes
-from coadjoint.networks.factory import CELL_NAMES, construct_network
+from coadjoint.networks.cell_choice import CELL_NAMES
+from coadjoint.networks.factory import construct_network
 from coadjoint.networks.network import Network
 from coadjoint.tasks.data import Data
 

@@ -15,7 +15,8 @@ from coadjoint.errors import InputError, Unsupported
 from coadjoint.models import Model
 from coadjoint.models.export import export_network
 from coadjoint.models.export.torch_code import torch_code
-from coadjoint.networks.factory import CELL_NAMES, construct_network
+from coadjoint.networks.cell_choice import CELL_NAMES
+from coadjoint.networks.factory import construct_network
 from coadjoint.tasks.data import Data
 from coadjoint.training import storage
 

@@ -24,7 +24,7 @@ def make_model(at="last", kind="classify", **options):
     output = "softmax" if kind == "classify" else "identity"
     readout = options.pop("readout", None) or at
     net = co.networks.make(
-        inputs=2, outputs=outputs, hidden=5, output=output, readout=readout, **options
+        inputs=2, outputs=outputs, output=output, readout=readout, **{"hidden": 5} | options
     )
     return co.Model(net, task)
 
@@ -42,6 +42,8 @@ def steps_of(model, rows):
         {"cell": "elman"},
         {"cell": "lstm", "skip": True},
         {"cell": "gru", "layers": 2, "residual": True},
+        {"cell": ["gru", "elman"], "hidden": [5, 3], "residual": True},
+        {"cell": "gru", "layers": 3, "dense": True, "readout": "mean"},
         {"cell": "gru", "x0": "learned", "deep": 4},
         {"cell": "gru", "readout": "mean"},
         {"cell": "lstm", "layers": 2, "readout": "mean", "deep": 3, "skip": True},

@@ -185,6 +185,7 @@ def test_blocks_of_a_w_that_reads_two_slots_are_scaled_each():
 
 STEPS = {
     "gru-before": (3, {}),
+    "lstm-mixed": (5, {}),
     "gated-feedback": (2 * 2, {}),
     "deep-transition": (2, {}),
     "gated-feedback lstm": (2 * (2 + 3), {"unit": "lstm"}),

@@ -12,7 +12,7 @@ import coadjoint as co
 from coadjoint.cells import library, steps
 from coadjoint.cli import build, flags
 from coadjoint.errors import InputError, OptionError
-from coadjoint.networks import chain_factory, factory
+from coadjoint.networks import cell_choice, chain_factory, factory
 from coadjoint.training.network_section import RECURRENT_DEFAULTS, NetworkSection, Shape
 
 XOR = {"inputs": 2, "outputs": 1, "output": "sigmoid"}
@@ -42,6 +42,8 @@ NETWORKS = {
         "readout": "tilted-tanh",
     },
     "both ways": {"cell": "elman", "layers": 2, "bidirectional": True, "deep": 5},
+    "projected": {"cell": "elman", "hidden": [5, 3], "residual": True, "radius": 0.9},
+    "dense": {"cell": ["gru", "lstm"], "dense": True, "bidirectional": True, "hidden": [3, 4]},
 }
 
 
@@ -73,7 +75,7 @@ def same_gradient(a, b, batch, loss):
 def test_one_call_builds_the_network_of_the_settings(network, precision):
     job = from_settings(network, seed=7, precision=precision)
     dtype = torch.float64 if precision == 64 else torch.float32
-    net = co.networks.make(**XOR | network, hidden=4, seed=7, dtype=dtype)
+    net = co.networks.make(**XOR | {"hidden": 4} | network, seed=7, dtype=dtype)
     assert net.extra_repr() == job.network.extra_repr()
     assert same_bits(net, job.network)
     assert [p.requires_grad for p in net.parameters()] == [
@@ -106,7 +108,7 @@ def test_every_key_of_the_settings_is_a_keyword():
         **inspect.signature(factory.construct).parameters,
         **inspect.signature(factory.make).parameters,
     }
-    of_cells = {key for name in factory.CELL_NAMES for key in factory.cell_options(name)}
+    of_cells = {key for name in cell_choice.CELL_NAMES for key in cell_choice.cell_options(name)}
     for key, field in NetworkSection.model_fields.items():
         assert key in taken or key in of_cells
         default = RECURRENT_DEFAULTS.get(key, field.default)
@@ -135,6 +137,22 @@ def test_the_same_call_gives_the_same_bits_and_another_seed_others():
             "attention_steps does nothing with readout last: it belongs to attention."),
         ({"residual": True},
             "residual acts between layers, but there is only one: give layers or a list of cells."),
+        ({"dense": True},
+            "dense acts between layers, but there is only one: give layers or a list of cells."),
+        ({"residual": True, "dense": True, "layers": 2},
+            "residual adds the output of the layer below, dense puts it beside the layer's own: "
+            "choose one."),
+        ({"hidden": [3, 4], "layers": 3},
+            "hidden 3,4 has 2 numbers, but the network 3 layers: give one number, or one for each "
+            "layer."),
+        ({"hidden": [3, 4], "cell": ["gru"]},
+            "hidden 3,4 has 2 numbers, but the network 1 layer: give one number, or one for each "
+            "layer."),
+        ({"hidden": [3, 4], "outputs": 3, "readout": "sequence"},
+            "hidden 3,4: when the output is a sequence, an encoder and its decoder have one number "
+            "of units."),
+        ({"hidden": [3, 4], "cell": "gated-feedback"},
+            "hidden 3,4: the layers inside gated-feedback have the same units."),
         ({"cell": []}, "cell is empty: `coadjoint cells` lists the names."),
         ({"cell": ["lstm"], "layers": 2},
             "cell lstm makes one layer for each name: leave out layers, or name one cell."),
@@ -173,7 +191,7 @@ def test_a_network_without_sizes_is_refused_with_the_name_that_was_meant(options
 
 
 def test_no_option_of_a_recurrent_network_is_taken_for_a_misspelled_one_of_a_chain():
-    names = {option for cell in factory.CELL_NAMES for option in factory.cell_options(cell)}
+    names = {option for cell in cell_choice.CELL_NAMES for option in cell_choice.cell_options(cell)}
     names |= set(inspect.signature(factory.construct).parameters)
     for name in names - set(chain_factory.CHAIN_OPTIONS):
         (line,) = chain_factory.list_idle_options({name: "x"})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import runpy
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import coadjoint as co
 import oracles
+import warm
 from cases import MORE
 from coadjoint import tasks
 from coadjoint.errors import InputError, KindError, NumericalError, Unsupported
@@ -49,8 +49,10 @@ class Said:
     def __init__(self, net, names, theta, u, x0):
         self.net, self.names, self.theta = net, names, theta
         self.paths, D = {}, 1 + net.encoder.bidirectional
-        below, total = list(u), 0
+        below, self.end = list(u), None
         for layer, name in enumerate(names[:-1]):
+            if layer and net.encoder.dense:
+                below = [torch.cat(y) for y in zip(u, below, strict=True)]
             heads, ends = [], []
             for direction in range(D):
                 x = [x0[layer * D + direction]]
@@ -65,11 +67,23 @@ class Said:
                     x, net.hidden
                 )
             new, end = [torch.cat(y) for y in zip(*heads, strict=True)], torch.cat(ends)
-            if net.encoder.residual:
-                new = [y + b for y, b in zip(new, below, strict=True)] if layer else new
-                total = total + end
-            below, self.end = new, total if net.encoder.residual else end
+            under = [b[-net.encoder.widths[layer - 1] :] for b in below]  # without u, if dense
+            below = [self.above(layer, y, b) for y, b in zip(new, under, strict=True)]
+            self.end = self.above(layer, end, self.end)
         self.h = below
+
+    def above(self, layer, y, below):
+        """The output of a layer from what it shows and the output below."""
+        if layer and self.net.encoder.dense:
+            return torch.cat([below, y])
+        if not layer or not self.net.encoder.residual:
+            return y
+        if len(y) == len(below):
+            return y + below
+        D = 1 + self.net.encoder.bidirectional
+        parts = zip(range(D), below.chunk(D), strict=True)
+        own = [self.theta[f"encoder.P.{layer}.{k}.weight"] @ part for k, part in parts]
+        return y + torch.cat(own)
 
     def step(self, name, prefix, u, x, t):
         own = {
@@ -153,6 +167,9 @@ TABLE = {
         {"residual": True, "bidirectional": True, "x0": "learned"},
         (2, 3, 5),
     ),
+    "residual, unequal": ("scrn gru elman", {"residual": True, "attention": False}, (3, 5, 2)),
+    "unequal, both ways": ("scrn gru elman", {"residual": True, "bidirectional": True}, (3, 5, 2)),
+    "dense": ("gru elman lstm elman", {"dense": True, "bidirectional": True}, (2, 5, 3)),
     "one of each": ("elman gru", {"x0": "learned", "attention": False}, (1,)),
     "two slots shown": ("scrn lru", {}, (3, 2)),
     "structured": ("antisymmetric exponential", {}, (2, 3)),
@@ -694,8 +711,7 @@ def test_it_learns(name, gradient, options):
 def test_the_example_draws_its_attention(tmp_path):
     pytest.importorskip("matplotlib")
     example = EXAMPLES / "attention.py"
-    command = [sys.executable, example, "--steps", "3", "--length", "3"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = warm.run(example, "--steps", "3", "--length", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "of tokens correct" in done.stdout
     assert (tmp_path / "demo" / "alignment.png").stat().st_size > 5000

@@ -64,6 +64,19 @@ class Whole(oracles.Sample):
         self.case, self.loss = parts[0].case, parts[0].loss
 
 
+def above(case, theta, i, h, below):
+    """y^l of layer l = i + 1 from h^l and y^{l-1}."""
+    if i > 0 and case.get("dense"):
+        return torch.cat([below, h])
+    if i == 0 or not case["residual"]:
+        return h
+    if len(h) == len(below):
+        return h + below
+    D = 1 + case["bidirectional"]
+    parts = zip(range(D), below.chunk(D), strict=True)
+    return h + torch.cat([theta[f"layers.P.{i}.{k}.weight"] @ part for k, part in parts])
+
+
 class Sample:
     def __init__(self, case, net, batch, j, masks=None):
         theta, self.layers = dict(net.named_parameters()), []
@@ -81,9 +94,11 @@ class Sample:
             if batch.x0 is not None
             else None
         )
-        y, ends = u, 0
+        y, ends = u, None
         for i, (name, d) in enumerate(zip(case["cells"], case["hidden"], strict=True)):
             given = y if i == 0 else drop(i, y)
+            if i > 0 and case.get("dense"):
+                given = [torch.cat(both) for both in zip(u, given, strict=True)]
             heads, lasts = [], []
             for k in range(1 + case["bidirectional"]):
                 own = {
@@ -99,9 +114,8 @@ class Sample:
                 heads.append(one.shown()[::-1] if k else one.shown())
                 lasts.append(one.shown()[-1])
             out = [torch.cat(h) for h in zip(*heads, strict=True)]
-            add = case["residual"] and i > 0
-            y = [a + b for a, b in zip(out, y, strict=True)] if add else out
-            ends = torch.cat(lasts) + (ends if add else 0)
+            y = [above(case, theta, i, h, b) for h, b in zip(out, y, strict=True)]
+            ends = above(case, theta, i, torch.cat(lasts), ends)
         if case["readout"] == "every":
             seen = drop(-1, y)
         elif case["readout"] == "last":
@@ -131,16 +145,19 @@ def random_case(seed):
     readout = r.choice(["last", "every", "every", "last", "tilted", "attention"])
     residual = L > 1 and r.random() < 0.5
     pool = [*KINDS, "gru-before"]
-    if residual:  # layers hand on equally many entries
+    alike = residual and seed % 2 == 0  # layers hand on equally many entries, or not
+    if alike:
         two = r.random() < 0.2
         pool = [n for n in pool if (oracles.SHOWS.get(n, 1) == 2) == two]
     cells = [r.choice(pool) for _ in range(L)]
-    hidden = [r.choice([2, 3, 5])] * L if residual else [r.choice([2, 3, 5]) for _ in range(L)]
+    hidden = [r.choice([2, 3, 5])] * L if alike else [r.choice([2, 3, 5]) for _ in range(L)]
+    dense = L > 1 and not residual and seed % 2 == 1
     return {
         "cells": cells,
         "hidden": hidden,
         "bidirectional": r.random() < 0.4,
         "residual": residual,
+        "dense": dense,
         "readout": readout,
         "skip": r.random() < 0.3,
         "deep": r.choice([(), (), (4,), (3, 5)]),
@@ -165,6 +182,7 @@ def make(case):
         outputs=2,
         bidirectional=case["bidirectional"],
         residual=case["residual"],
+        dense=case.get("dense", False),
         readout=case["readout"],
         skip=case["skip"],
         deep=case["deep"],
@@ -324,15 +342,22 @@ def test_the_mean_over_steps_equals_one_sample_at_a_time(cells, ragged, engine):
     compare(base | {"cells": cells, "hidden": [3] * len(cells)})
 
 
+SHORTCUTS = {
+    "none": {"hidden": [4, 4, 4], "residual": False, "dense": False},
+    "residual": {"hidden": [4, 4, 4], "residual": True, "dense": False},
+    "projected": {"hidden": [5, 3, 3], "residual": True, "dense": False},
+    "dense": {"hidden": [3, 5, 2], "residual": False, "dense": True},
+}
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shortcut", SHORTCUTS)
 @pytest.mark.parametrize("readout", ["every", "last", "tilted"])
-def test_dropout_is_on_every_connection_that_is_not_recurrent(bidirectional, residual, readout):
+def test_dropout_is_on_every_connection_that_is_not_recurrent(bidirectional, shortcut, readout):
     case = random_case(3) | {
         "cells": ["lstm", "elman", "gru"],
-        "hidden": [4, 4, 4],
+        **SHORTCUTS[shortcut],
         "bidirectional": bidirectional,
-        "residual": residual,
         "readout": readout,
         "ragged": False,
         "x0": "zero",
@@ -346,8 +371,8 @@ def test_dropout_is_on_every_connection_that_is_not_recurrent(bidirectional, res
     net, batch = make(case)
     T, B = case["T"], case["B"]
     torch.manual_seed(11)
-    wide = 4 * (1 + bidirectional)
-    sizes = [(T, 2), (T, wide), (T, wide), (1 if readout == "last" else T, wide)]
+    first, second, third = net.layers.widths
+    sizes = [(T, 2), (T, first), (T, second), (1 if readout == "last" else T, third)]
     masks = [
         torch.nn.functional.dropout(torch.ones(t * B, n, dtype=F64), 0.4).reshape(t, B, n)
         for t, n in sizes
@@ -388,9 +413,11 @@ def test_one_layer_is_a_network():
             )
 
 
-def test_costates_of_all_layers_may_leave_the_range_of_numbers():
+@pytest.mark.parametrize("shortcut", SHORTCUTS)
+def test_costates_of_all_layers_may_leave_the_range_of_numbers(shortcut):
     torch.manual_seed(0)
-    net = co.Stack(["elman", "leaky", "elman"], inputs=2, hidden=6, outputs=1)
+    options = {"inputs": 2, "outputs": 1, **SHORTCUTS[shortcut]}
+    net = co.Stack(["elman", "leaky", "elman"], **options)
     with torch.no_grad():
         for layer in net.layers:
             layer.W.mul_(0.05)
@@ -441,7 +468,8 @@ def test_a_stack_is_trained_like_a_network(tmp_path):
         ({"cells": "lstm"}, "a list of cells"),
         ({"cells": []}, "a list of cells"),
         ({"hidden": [3]}, "one for each layer"),
-        ({"hidden": [3, 4], "residual": True}, "the same units"),
+        ({"dense": True, "residual": True}, "choose one"),
+        ({"dense": 1}, "dense must be True or False; got 1"),
         ({"dropout": 1.0}, "from 0 to below 1"),
         ({"eps": 0.1}, "no layer of this stack has an option eps"),
         ({"cells": ["lstm", "gruu"]}, "did you mean 'gru'"),

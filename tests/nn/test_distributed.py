@@ -11,13 +11,14 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+import warm
 from paths import EXAMPLES, SUPPORT
 from ranks import NETWORKS, OUTPUTS, PLACES, WORLD
 
@@ -100,23 +101,16 @@ def in_two_processes(script: Path, *arguments: str) -> list[str]:
     """Run `script RANK STORE OUT arguments` in two processes -> what each wrote to OUT."""
     with tempfile.TemporaryDirectory() as folder:
         outs = [Path(folder) / f"out{rank}" for rank in range(WORLD)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        processes = [
-            subprocess.Popen(
-                [sys.executable, script, str(rank), f"{folder}/store", out, *arguments],
-                env=environment,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank, out in enumerate(outs)
-        ]
-        try:
-            errors = [process.communicate(timeout=300)[1] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        for process, error in zip(processes, errors, strict=True):
-            assert process.returncode == 0, f"exit code {process.returncode}: {error[-2000:]}"
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+        def process(rank: int) -> subprocess.CompletedProcess[str]:
+            words = (script, rank, f"{folder}/store", outs[rank], *arguments)
+            return warm.run(*words, cwd=Path(folder), env=environment)
+
+        with ThreadPoolExecutor(WORLD) as pool:
+            processes = list(pool.map(process, range(WORLD)))
+        for done in processes:
+            assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-2000:]}"
         return [out.read_text() for out in outs]
 
 
@@ -125,7 +119,7 @@ def outcomes(group: str) -> list[dict[str, float | str]] | str:
     """What became of the cases of a group in each process, or what the processes died of."""
     try:
         return [json.loads(text) for text in in_two_processes(SUPPORT / "ranks.py", *GROUPS[group])]
-    except (AssertionError, subprocess.TimeoutExpired) as failure:
+    except (AssertionError, TimeoutError) as failure:
         return str(failure)
 
 
@@ -151,10 +145,7 @@ def test_shares_of_unequal_size_are_weighed(tmp_path):
     """The example's weights are those of one process with the factor it shows, and not without."""
     script = EXAMPLES / "loop_ddp.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, script, "3"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = warm.run(script, "3", cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     scaled, unscaled = (float(line.split()[-1]) for line in done.stdout.splitlines())
     assert scaled < 1e-12

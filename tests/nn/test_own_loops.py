@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import warm
 from paths import SUPPORT
 
 pytestmark = [
@@ -24,7 +23,6 @@ pytestmark = [
     ),
 ]
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 EXACT = {
     "loop_fsdp": "torch",
     "loop_accelerate": "accelerate",
@@ -38,21 +36,10 @@ def outcomes() -> dict[str, dict[str, Any]]:
     """What tests/support/own_loops.py writes; all loops share one launch."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
-        }
-        done = subprocess.run(
-            [*TORCHRUN, SUPPORT / "own_loops.py", out],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        place = Path(folder)
+        for done in warm.launch(2, SUPPORT / "own_loops.py", out, cwd=place, env=environment):
+            assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(out.read_text())
 
 

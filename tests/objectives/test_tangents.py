@@ -35,6 +35,9 @@ NETWORKS = {
     "stack, both, every": (stack, {"bidirectional": True, "readout": "every", "skip": True}),
     "stack, residual": (stack, {"residual": True, "readout": "every"}),
     "stack, residual, last": (stack, {"residual": True, "deep": [4]}),
+    "stack, projected, last": (stack, {"residual": True, "hidden": [3, 5], "bidirectional": True}),
+    "stack, dense": (stack, {"dense": True, "hidden": [5, 2], "readout": "every"}),
+    "stack, dense, last": (stack, {"dense": True, "bidirectional": True}),
     "stack, tilted": (stack, {"readout": "tilted", "beta": 0.7, "bidirectional": True}),
 }
 

@@ -116,6 +116,7 @@ static void atomicMax(unsigned* p, unsigned y) {
 """
 # shared memory begins as what it may hold on a device: anything
 LAUNCH = r"""
+template <class T> static T* many(int count) { return (T*)calloc(count, sizeof(T)); }
 struct Job { const Args* a; Block* block; int thread, number; };
 static void* begin(void* given) {
   const Job& j = *(Job*)given;
@@ -125,13 +126,13 @@ static void* begin(void* given) {
 }
 extern "C" int launch(const Args* a, int grid, int shared) {
   gridDim.x = grid;
-  Block* blocks = new Block[grid];
-  Job* jobs = new Job[grid * NT];
-  pthread_t* threads = new pthread_t[grid * NT];
+  Block* blocks = many<Block>(grid);
+  Job* jobs = many<Job>(grid * NT);
+  pthread_t* threads = many<pthread_t>(grid * NT);
   for (int g = 0; g < grid; g++) {
     Block& b = blocks[g];
     b.barrier.of(NT);
-    b.warps = new Warp[NT / 32];
+    b.warps = many<Warp>(NT / 32);
     for (int w = 0; w < NT / 32; w++) b.warps[w].barrier.of(32);
     b.memory = (unsigned char*)aligned_alloc(64, (shared + 63) / 64 * 64);
     memset(b.memory, 0xff, shared);
@@ -139,8 +140,8 @@ extern "C" int launch(const Args* a, int grid, int shared) {
   for (int i = 0; i < grid * NT; i++) jobs[i] = {a, blocks + i / NT, i % NT, i / NT};
   for (int i = 0; i < grid * NT; i++) if (pthread_create(threads + i, 0, begin, jobs + i)) abort();
   for (int i = 0; i < grid * NT; i++) pthread_join(threads[i], 0);
-  for (int g = 0; g < grid; g++) { free(blocks[g].memory); delete[] blocks[g].warps; }
-  delete[] blocks; delete[] jobs; delete[] threads;
+  for (int g = 0; g < grid; g++) { free(blocks[g].memory); free(blocks[g].warps); }
+  free(blocks); free(jobs); free(threads);
   return broken;
 }
 """
@@ -165,6 +166,7 @@ def compiled(text, *flags):
     place.with_suffix(".cpp").write_text(text)
     command = [COMPILER, "-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-pthread", *flags]
     command += [str(place.with_suffix(".cpp")), "-o", str(place.with_suffix(".so"))]
+    command += ["-nodefaultlibs", "-lm", "-lc"]  # the library of C++ would take as long to link
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:3000]
     return ctypes.CDLL(str(place.with_suffix(".so")))

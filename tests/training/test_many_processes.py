@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import signal
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -17,9 +16,10 @@ import torch
 
 import coadjoint as co
 import sharing
+import warm
 from paths import SUPPORT
 from sharing_ranks import BITS, COMMAND, REFUSED, SMALL, call
-from torchrun import GRACE, environment, said, start, torchrun, wait_for_rows, worker
+from torchrun import GRACE, said, start, wait_for_rows, worker
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,15 +37,8 @@ RUNS = tuple(sharing.run_cases())
 def outcomes(size: int) -> tuple[dict, Path]:
     """What came of the cases on so many processes, and the folder they wrote to."""
     folder = Path(tempfile.mkdtemp())
-    done = subprocess.run(
-        torchrun(size, SUPPORT / "sharing_ranks.py", folder),
-        env=environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=GRACE,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    for done in warm.launch(size, SUPPORT / "sharing_ranks.py", folder, cwd=folder):
+        assert done.returncode == 0, done.stderr[-2000:]
     return json.loads((folder / "outcomes.json").read_text()), folder
 
 

@@ -23,6 +23,7 @@ from torch import nn
 
 import build
 import coadjoint as co
+import warm
 from build import Step
 from coadjoint.objectives import losses
 from coadjoint.tasks.files import scaling
@@ -983,11 +984,7 @@ test_online.file_run(test_online.Path("two"), score=score)
 
 def test_a_killed_process_is_resumed_bit_for_bit(here):
     file_run(here / "one", score=lambda a: {"x": 0.0})
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, SUPPORT, Path(__file__).parent],
-        cwd=here,
-        capture_output=True,
-    )
+    done = warm.run("-c", KILLED, SUPPORT, Path(__file__).parent, cwd=here)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert storage.list_checkpoints(here / "two")[-1].name == "step-00000040"
     file_run(here / "two", score=lambda a: {"x": 0.0}, resume=True)

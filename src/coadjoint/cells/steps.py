@@ -70,6 +70,52 @@ class ResetBefore(Step):
         return (1 - k) * n + k * h
 
 
+class MixedLSTM(Step):
+    """The LSTM whose output mixes the memory of all units.
+
+    i, f, o = sigmoid(W h + R u + b)          one W, R, b for each gate; order i, f, o, n
+    n       = tanh(W_n h + R_n u + b_n)
+    c'      = f * c + i * n
+    h'      = o * tanh(U c')
+
+    Lecture notes (document 002, section 5.1), which leave out b. Their G, F, H and V are [W R] of
+    i, f, o and n; z is c, zeta is h. With U = 1 it is cell "lstm".
+    """
+
+    slots = 2
+    state = "2"
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        *,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(inputs, hidden)
+        make: ParameterOptions = {"dtype": dtype, "device": device}
+        self.W = new_parameter(4 * hidden, hidden, **make)
+        self.R = new_parameter(4 * hidden, inputs, **make)
+        self.U = new_parameter(hidden, hidden, **make)
+        self.b = new_parameter(4 * hidden, **make) if bias else None
+        self.reset_parameters()
+
+    def blocks(self) -> list[Tensor]:
+        """W of the gates i, f, o and of the new content n, and U: five [hidden, hidden]."""
+        return [*self.W.split(self.hidden), self.U]
+
+    def forward(self, u: Tensor, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The new (h, c) from u and (h, c), by the equations of the class."""
+        h, c = x
+        a = linear(h, self.W) + linear(u, self.R, self.b)
+        gates, content = a.split([3 * self.hidden, self.hidden], -1)
+        i, f, o = torch.sigmoid(gates).chunk(3, -1)
+        c = f * c + i * torch.tanh(content)
+        return o * torch.tanh(linear(c, self.U)), c
+
+
 class DeepTransition(Step):
     """A multilayer perceptron between one state and the next.
 
@@ -310,6 +356,7 @@ class GatedFeedback(Step):
 
 STEPS: dict[str, type[Step]] = {
     "gru-before": ResetBefore,
+    "lstm-mixed": MixedLSTM,
     "gated-feedback": GatedFeedback,
     "deep-transition": DeepTransition,
     "unicornn-layers": UnICORNNLayers,

@@ -135,7 +135,8 @@ def widest_layer(config: Config) -> int:
     if network.autoencoder is not None:
         widths = network.autoencoder
         return max(widths) if isinstance(widths, list) else widths
-    return network.hidden or RECURRENT_DEFAULTS["hidden"]
+    units = network.hidden or RECURRENT_DEFAULTS["hidden"]
+    return max(units) if isinstance(units, list) else units
 
 
 def restoring_task(config: Config, task: Task) -> Task:

@@ -49,7 +49,7 @@ def list_cells(
         print_cell(name, hidden, inputs)
         return
     from .. import networks
-    from ..networks.factory import CELL_NAMES
+    from ..networks.cell_choice import CELL_NAMES
 
     rows = []
     for cell in CELL_NAMES:

@@ -115,7 +115,8 @@ def choose_device(name: str) -> str:
 @contextlib.contextmanager
 def threads_for(section: NetworkSection, threads: int | None) -> Iterator[None]:
     """Set torch's CPU threads, by default one for small networks, and set them back afterwards."""
-    units = section.hidden or 64
+    widths = section.hidden or 64
+    units = max(widths) if isinstance(widths, list) else widths
     if section.chain is not None:
         units = widest(parse_chain(section.chain))
     before = torch.get_num_threads()

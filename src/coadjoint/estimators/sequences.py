@@ -18,8 +18,9 @@ class RecurrentEstimator(Estimator):
     """A recurrent network for sequences.
 
     cell                    a cell by name, `coadjoint cells` lists them, or a list, one per layer
-    hidden, layers          units in a layer; how many layers
-    bidirectional, residual  read in both directions; add the input of each layer to its output
+    hidden, layers          units in a layer, or a list, one per layer; how many layers
+    bidirectional           read in both directions
+    residual, dense         add the input of each layer to its output; read all layers below
     dropout                 share of entries dropped in training
     readout                 "mean", "attention", ...: one answer from all steps
     activation, skip, init  as on the command line
@@ -27,10 +28,11 @@ class RecurrentEstimator(Estimator):
     """
 
     cell: str | list[str] | None = None
-    hidden: int | None = None
+    hidden: int | list[int] | None = None
     layers: int | None = None
     bidirectional: bool | None = None
     residual: bool | None = None
+    dense: bool | None = None
     dropout: float | None = None
     readout: str | None = None
     activation: str | None = None

@@ -23,6 +23,7 @@ layerwise          the gradient of a chain by layer
 layers             costates through several layers: Recorded
 scaled_sources     gradients between layers, in units of powers of two
 layer_stack        Layers: recurrences on top of each other
+shortcuts          how a layer's output contains that of the layer below: residual, dense
 stack              Stack: such layers and a readout
 seq2seq            EncoderDecoder: sequence to sequence, with attention
 decoder_run        DecoderRun: its run
@@ -36,6 +37,7 @@ initialisers       weights drawn by name
 start_scales       scales of R, W and V apart, forget bias, the start of Keras
 persistence        a start for forecasts
 factory            make: networks by plain options
+cell_choice        the cells and units that these options name
 chain_factory      chains by plain options
 chain_text         the layers of a chain as text: "64x30"
 about              the facts about a cell in a network

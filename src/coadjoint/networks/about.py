@@ -10,7 +10,8 @@ from .. import cells
 from ..cells.cell import Cell
 from ..errors import CoadjointError
 from ..sweeps.engines import ENGINES, cell_refusal
-from .factory import RESERVOIR, cell_options, construct, parameters_by_name
+from .cell_choice import RESERVOIR, cell_options
+from .factory import construct, parameters_by_name
 from .initialisers import INITIALISERS, initialise
 
 

@@ -231,7 +231,7 @@ class DecoderRun(HasLayout):
             self.layout,
             layers,
             by_h,
-            net.encoder.last_state_gradients(None),
+            net.encoder.last_state_gradients(layers, None),
             value,
             create_graph,
             lambda layer, direction: ("encoder", 0, layer, direction),

@@ -12,15 +12,22 @@ Every keyword has the name of the flag and of the key in a settings file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..cells import library, steps, structures
 from ..errors import AppliesTable, OptionError, choose, idle_options, nearest, refuse_options
 from . import chain_factory
+from .cell_choice import (
+    RESERVOIR,
+    cell_names,
+    check_structure,
+    is_reservoir,
+    layer_cells,
+    layer_units,
+    options_of_cells,
+)
 from .chain import Chain
 from .initialisers import INITIALISERS, initialise
 from .network import Network
@@ -29,32 +36,7 @@ from .readout import SUMMARIES
 from .seq2seq import EncoderDecoder
 from .stack import Stack
 
-
-@dataclass(frozen=True)
-class Preset:
-    """A cell's name that means another cell with fixed parameters."""
-
-    cell: str
-    initialiser: Mapping[str, str | float]  # init and its options
-    frozen: tuple[str, ...]
-    text: str
-    paper: str
-
-
-RESERVOIR = Preset(
-    cell="leaky",
-    initialiser={"init": "sparse", "radius": 0.9},
-    frozen=("W", "R", "b", "p.leak"),
-    text=(
-        "W, R, b and leak are fixed; W is sparse, with spectral radius 0.9 by default. Only the\n"
-        "readout is trained: by the gradient, or in closed form with optimiser ridge."
-    ),
-    paper="Jaeger, GMD report 148 (2001)",
-)
 READOUTS = ("last", "every", "sequence", *SUMMARIES)
-CELL_NAMES = (*library.CELLS, *steps.STEPS, "reservoir")
-# Options that are spelled as the name of another cell: scrn-learned, antisymmetric-gated.
-SPELLED_IN_NAME = ("learned", "gated")
 
 
 def _initialisers_with(option: str) -> tuple[str, ...]:
@@ -205,12 +187,13 @@ def construct(
     *,
     inputs: int,
     outputs: int,
-    hidden: int = 64,
+    hidden: int | Sequence[int] = 64,
     readout: str = "last",
     output: str = "identity",
     layers: int | None = None,
     bidirectional: bool | None = None,
     residual: bool | None = None,
+    dense: bool | None = None,
     dropout: float | None = None,
     structure: str | None = None,
     x0: str = "zero",
@@ -231,11 +214,12 @@ def construct(
     A Network; a Stack with several layers or both directions; an EncoderDecoder if readout is
     "sequence".
 
-    inputs, outputs, hidden, output, structure, x0, bias, deep, skip, dropout, engine, dtype
+    inputs, outputs, output, structure, x0, bias, deep, skip, dropout, engine, dtype
                      as in `Network`
     readout          "last", "every", "sequence", or a summary of all steps: "mean", "tilted",
                      "tilted-tanh", "attention"
-    layers           the number of layers; bidirectional, residual: as in `Stack`
+    hidden           one number, or one for each layer, which makes as many layers
+    layers           the number of layers; bidirectional, residual, dense: as in `Stack`
     attention_steps  readout "attention": the number of steps with their own bias
     decoder, attend, embedding   sequences: as decoder, attention and embedding in `EncoderDecoder`
     freeze           parameters that are not trained, by name or a part of it: "W", "p.leak"
@@ -243,16 +227,17 @@ def construct(
                      Options that are None count as not given.
     """
     names = cell_names(cell)
-    cells = _layer_cells(cell, layers, residual)
     is_sequence = choose("readout", readout, READOUTS) == "sequence"
+    units, layers = layer_units(cell, hidden, layers, is_sequence)
+    cells = layer_cells(cell, layers, {"residual": residual, "dense": dense})
     # Options with two meanings: beta is of a tilted readout or of a cell, layers of the network
     # or of a cell that has its layers inside.
     beta = options.pop("beta", None) if readout.startswith("tilted") else None
     named_cells = [*names, decoder] if decoder else names
-    cell_settings = _options_of_cells(named_cells, {**options, "layers": layers})
+    cell_settings = options_of_cells(named_cells, {**options, "layers": layers})
     of_sequences = {"decoder": decoder, "attend": attend, "embedding": embedding}
     _check_readout(is_sequence, names, cell_settings, {"skip": skip, **of_sequences})
-    _check_structure(cells, structure)
+    check_structure(cells, structure)
     if is_sequence and dropout and len(cells) == 1:
         raise OptionError(
             "$dropout acts between the layers of the encoder when the output is a sequence, but "
@@ -261,7 +246,7 @@ def construct(
     is_stack = len(cells) > 1 or bool(bidirectional)
     optional: dict[str, object] = {"structure": structure, "deep": deep, "dropout": dropout}
     if is_stack or is_sequence:
-        optional |= {"bidirectional": bidirectional, "residual": residual}
+        optional |= {"bidirectional": bidirectional, "residual": residual, "dense": dense}
     if is_sequence:
         optional |= {"decoder": decoder, "attention": attend, "embedding": embedding}
     else:
@@ -270,7 +255,7 @@ def construct(
     arguments: dict[str, Any] = {
         "inputs": inputs,
         "outputs": outputs,
-        "hidden": hidden,
+        "hidden": units,
         "x0": x0,
         "bias": bias,
         "engine": engine,
@@ -304,25 +289,6 @@ def construct_network(**options: Any) -> Network | Stack | EncoderDecoder | Chai
     return chain
 
 
-def cell_names(cell: str | Sequence[str]) -> list[str]:
-    """One name or several as a list."""
-    return [cell] if isinstance(cell, str) else list(cell)
-
-
-def is_reservoir(cell: str | Sequence[str]) -> bool:
-    """Whether a network is a reservoir, whose recurrence is not trained."""
-    return cell_names(cell) == ["reservoir"]
-
-
-def cell_options(cell: str) -> dict[str, object]:
-    """The options of a cell, with their defaults."""
-    choose("cell", cell, CELL_NAMES)
-    if cell in steps.STEPS:
-        return steps.options(cell)
-    options = library.options(RESERVOIR.cell if cell == "reservoir" else cell)
-    return {key: value for key, value in options.items() if key not in SPELLED_IN_NAME}
-
-
 def parameters_by_name(net: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters, W first; the raw matrix of a structured W is called W."""
     by_name: dict[str, nn.Parameter] = {}
@@ -331,58 +297,6 @@ def parameters_by_name(net: nn.Module) -> dict[str, nn.Parameter]:
         name = key.replace("parametrizations.", "").partition(".original")[0]
         by_name[name] = parameter
     return dict(sorted(by_name.items(), key=lambda item: item[0] != "W"))
-
-
-def _layer_cells(cell: str | Sequence[str], layers: int | None, residual: bool | None) -> list[str]:
-    """The cell of each layer, by its name in the library; combinations without sense are refused.
-
-    layers, residual  as in `construct`; None: not given
-    """
-    names = cell_names(cell)
-    for name in names:
-        choose("cell", name, CELL_NAMES)
-    if not names:
-        raise OptionError("$cell is empty: `coadjoint cells` lists the names.")
-    if not isinstance(cell, str) and layers is not None:
-        raise OptionError(
-            f"$cell {','.join(names)} makes one layer for each name: leave out $layers, or name "
-            "one cell."
-        )
-    if "reservoir" in names and len(names) > 1:
-        raise OptionError(
-            "a reservoir cannot be mixed with other cells; $layers 2 makes two reservoir layers."
-        )
-    cells = [RESERVOIR.cell if name == "reservoir" else name for name in names]
-    if "layers" not in cell_options(names[0]):  # gated-feedback has its layers inside
-        cells *= layers or 1
-    if residual and len(cells) == 1:
-        raise OptionError(
-            "$residual acts between layers, but there is only one: give $layers or a list of cells."
-        )
-    return cells
-
-
-def _options_of_cells(names: list[str], given: Mapping[str, object]) -> dict[str, object]:
-    """The options of the named cells among those given; an option that no cell has is refused.
-
-    given  values by option, None if not given; `layers` is left out if it is not a cell's option,
-           for then it is the number of layers of the network
-    """
-    known = {key for name in names for key in cell_options(name)}
-    chosen: dict[str, object] = {}
-    for key, value in given.items():
-        is_of_stack = key == "layers" and "layers" not in known
-        if value is None or is_of_stack:
-            continue
-        if key not in known:
-            options = ", ".join(sorted(known)) or "none"
-            cells = f"cells {', '.join(names)}; their"
-            if len(names) == 1:
-                cells = f"cell '{names[0]}'; its"
-            # $: the caller's spelling goes there, a keyword of Python or a flag (OptionError).
-            raise OptionError(f"${key} does nothing with {cells} options: {options}.")
-        chosen[key] = value
-    return chosen
 
 
 def _check_readout(
@@ -411,17 +325,6 @@ def _check_readout(
         )
     if "layers" in cell_settings:
         raise OptionError(f"{names[0]} has two layers in an encoder: leave out $layers.")
-
-
-def _check_structure(cells: Sequence[str], structure: str | None) -> None:
-    """Refuse a structure of W, such as "orthogonal", for cells whose equations give W one."""
-    if structure in (None, structures.FREE):
-        return
-    for cell in cells:
-        if cell in library.CELLS and library.named(cell).structure is not None:
-            raise OptionError(
-                f"$structure does nothing with cell '{cell}': its equations define W."
-            )
 
 
 def _freeze(net: nn.Module, chosen: Sequence[str], fixed: Sequence[str]) -> None:

@@ -3,12 +3,13 @@
 y^0   = u
 x^l   = the states of layer l, driven by y^{l-1} (after dropout, during training)
 y^l   = h^l, the visible part of x^l; both directions side by side if bidirectional;
-        y^{l-1} + h^l if residual
+        y^{l-1} + h^l if residual, P^l y^{l-1} + h^l where their widths differ;
+        [y^{l-1}, h^l] if dense; layers above the first are then driven by [u, y^{l-1}]
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from ..cells import library, steps
 from ..cells.activations import Activation
 from ..cells.cell import Cell
-from ..errors import InputError, KindError
+from ..errors import InputError, KindError, OptionError
 from ..sweeps.layout import Layout, check_like
 from ..sweeps.rows import Rows
 from .effective_weights import without_biases
@@ -26,9 +27,11 @@ from .interface import check_positive
 from .layers import DIRECTIONS, DirectionRun, Layer, require_gradient
 from .readout import check_dropout, draw_dropout_mask
 from .recurrence import Recurrence
+from .shortcuts import Added, Joined, Projected, Shortcut
 
 # A cell's name, a cell, a module, or a function (inputs, hidden) -> one of these or a step.
 CellLike = str | Cell | nn.Module | Callable[..., object]
+SWITCHES = ("bidirectional", "residual", "dense")  # of all layers, on or off
 
 
 def option_names(cell: CellLike) -> Sequence[str]:
@@ -55,6 +58,8 @@ class Layers(nn.Module):
 
     levels  the recurrences by layer and direction
     widths  the number of entries of y^1, ..., y^L
+    P       the projections of residual layers that are not as wide as the layer below, by layer and
+            direction: P["1"][0].weight is that of layer 1, forward
     n       the number of entries of all states: layer by layer, the forward direction first
     """
 
@@ -66,6 +71,7 @@ class Layers(nn.Module):
         hidden: int | Sequence[int],
         bidirectional: bool,
         residual: bool,
+        dense: bool,
         dropout: float,
         activation: Activation | None,
         x0: str,
@@ -78,11 +84,18 @@ class Layers(nn.Module):
     ) -> None:
         super().__init__()
         units = _units_of_layers(cells, inputs, hidden)
-        for name, value in (("bidirectional", bidirectional), ("residual", residual)):
+        switches = {"bidirectional": bidirectional, "residual": residual, "dense": dense}
+        for name, value in switches.items():
             if not isinstance(value, bool):
                 raise KindError(f"{name} must be True or False; got {value!r}.")
+        if residual and dense:
+            raise OptionError(
+                "$residual adds the output of the layer below, $dense puts it beside the layer's "
+                "own: choose one."
+            )
         self.dropout = check_dropout(dropout, "the outputs between layers")
         self.residual = residual
+        self.dense = dense
         self.bidirectional = bidirectional
         _refuse_unknown_options(cells, activation, options)
         self.widths: list[int] = []
@@ -95,7 +108,7 @@ class Layers(nn.Module):
                     "direction."
                 )
             known = option_names(cell)
-            width_below = self.widths[-1] if self.widths else inputs
+            width_below = self._width_read(inputs)
             directions: list[Recurrence] = []
             for _ in range(2 if bidirectional else 1):
                 recurrence = Recurrence(
@@ -115,13 +128,57 @@ class Layers(nn.Module):
                 )
                 directions.append(recurrence)
             self.levels.append(nn.ModuleList(directions))
-            self.widths.append(sum(recurrence.visible_width for recurrence in directions))
-        if residual and len(set(self.widths)) > 1:
-            raise InputError(
-                "residual connections add the outputs of layers, which must then have the same "
-                f"width; got {self.widths}. Give all layers the same units."
-            )
+            width = sum(recurrence.visible_width for recurrence in directions)
+            self.widths.append(width + self.widths[-1] if dense and self.widths else width)
         self.n = sum(recurrence.n for recurrence in self)
+        self.P = nn.ModuleDict()
+        if residual:
+            self._make_projections(next(iter(self)).x0)
+
+    def _width_read(self, inputs: int) -> int:
+        """The number of entries that the next layer above those made so far reads."""
+        if not self.widths:
+            return inputs
+        return self.widths[-1] + inputs if self.dense else self.widths[-1]
+
+    def _make_projections(self, like: Tensor) -> None:
+        """Make P of each layer whose width is not that of the layer below.
+
+        Each direction has its own, so that both have an end: see `top_at_end`.
+
+        like  a tensor with the dtype and device of the network
+        """
+        directions = 1 + self.bidirectional
+        for index, (below, width) in enumerate(itertools.pairwise(self.widths), start=1):
+            if below == width:
+                continue
+            by_direction = nn.ModuleList()
+            for _ in range(directions):
+                sizes = (below // directions, width // directions)
+                P = nn.Linear(*sizes, bias=False, dtype=like.dtype, device=like.device)
+                by_direction.append(P)
+            self.P[str(index)] = by_direction
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters again, as the constructor does; a learned x0 becomes zero."""
+        for recurrence in self:
+            recurrence.reset_parameters()
+        for P in self.P.modules():
+            if isinstance(P, nn.Linear):
+                P.reset_parameters()
+
+    def shortcut(self, index: int) -> Shortcut | None:
+        """How the output of a layer contains that of the layer below; None if it does not."""
+        if index == 0:
+            return None
+        if self.dense:
+            return Joined(self.widths[index - 1])
+        if not self.residual:
+            return None
+        if str(index) not in self.P:
+            return Added()
+        weights = list(self.P[str(index)].parameters())
+        return Projected(weights[0] if len(weights) == 1 else torch.block_diag(*weights))
 
     @property
     def by_layer(self) -> list[list[Recurrence]]:
@@ -166,6 +223,8 @@ class Layers(nn.Module):
             if index > 0 and self.dropout and self.training:
                 mask = draw_dropout_mask(self.dropout, y.shape, y)
                 received = y * mask
+            if index > 0 and self.dense:
+                received = torch.cat([u, received], 1)
             directions: list[DirectionRun] = []
             visible: list[Tensor] = []
             # There is one recurrence, "forward", or a second one, "reverse".
@@ -185,18 +244,21 @@ class Layers(nn.Module):
                     slot_names=recurrence.slot_names,
                 )
                 directions.append(direction_run)
-            is_residual = self.residual and index > 0
             h = torch.cat(visible, 1)
-            y = h + y if is_residual else h
-            layers.append(Layer(directions, y, is_residual, mask))
+            shortcut = self.shortcut(index)
+            y = h if shortcut is None else shortcut.combine(h, y)
+            layers.append(Layer(directions, y, shortcut, mask))
         return layers
 
     def push(self, rows: Rows, layers: Sequence[Layer], du: Tensor) -> tuple[Tensor, Tensor]:
         """The changes of y^L and of `top_at_end` along a change du [N, inputs] of the inputs."""
         dy = du
         at_end: list[Tensor] = []
-        for recurrences, layer in zip(self.by_layer, layers, strict=True):
+        for index, layer in enumerate(layers):
+            recurrences = self.by_layer[index]
             received = dy if layer.mask is None else dy * layer.mask
+            if index > 0 and self.dense:
+                received = torch.cat([du, received], 1)
             visible: list[Tensor] = []
             last: list[Tensor] = []
             for recurrence, direction in zip(recurrences, layer.directions, strict=True):
@@ -207,9 +269,18 @@ class Layers(nn.Module):
                 visible.append(rows.reverse_time(dh) if direction.reverse else dh)
                 last.append(recurrence.visible_state(rows.last(dx)))
             dh = torch.cat(visible, 1)
-            dy = dh + dy if layer.residual else dh
+            dy = dh if layer.shortcut is None else layer.shortcut.combine(dh, dy)
             at_end.append(torch.cat(last, 1))
-        return dy, functools.reduce(torch.add, at_end) if self.residual else at_end[-1]
+        return dy, combine_layers(layers, at_end)
+
+    def output_parts(self) -> list[tuple[int, bool]]:
+        """(the number of entries, whether they are of direction "reverse") of each part of y^L."""
+        shown = self.by_layer if self.dense else self.by_layer[-1:]
+        parts: list[tuple[int, bool]] = []
+        for recurrences in shown:
+            for index, recurrence in enumerate(recurrences):
+                parts.append((recurrence.visible_width, index == 1))
+        return parts
 
     def last_visible_states(self, layers: Sequence[Layer]) -> list[Tensor]:
         """The visible state of each layer after the last step of each of its directions.
@@ -229,28 +300,40 @@ class Layers(nn.Module):
 
         The last step of the reverse direction is the first one of the sequence.
         """
-        visible = self.last_visible_states(layers)
-        # With residual connections, y^L is the sum of all layers' visible states.
-        return functools.reduce(torch.add, visible) if self.residual else visible[-1]
+        return combine_layers(layers, self.last_visible_states(layers))
 
-    def last_state_gradients(self, g: Tensor | None) -> list[list[Tensor | None]]:
+    def last_state_gradients(
+        self, layers: Sequence[Layer], g: Tensor | None
+    ) -> list[list[Tensor | None]]:
         """The loss's gradient by the last states [B, n_l], by layer and direction.
 
         g is its gradient by `top_at_end`, [B, widths[-1]]. The result is None everywhere if g is
-        None, and for layers below the top unless residual connections add them to it.
+        None, and for layers below the top unless shortcuts lead to it.
         """
         gradients: list[list[Tensor | None]] = []
-        for index, recurrences in enumerate(self.by_layer):
-            is_top = index + 1 == len(self.levels)
-            if g is None or not (self.residual or is_top):
-                gradients.append([None] * len(recurrences))
+        for recurrences, layer in zip(reversed(self.by_layer), reversed(layers), strict=True):
+            if g is None:
+                gradients.insert(0, [None] * len(recurrences))
                 continue
-            parts = g.split([recurrence.visible_width for recurrence in recurrences], 1)
+            own = g if layer.shortcut is None else layer.shortcut.to_own(g)
+            parts = own.split([recurrence.visible_width for recurrence in recurrences], 1)
             by_direction: list[Tensor | None] = []
             for recurrence, part in zip(recurrences, parts, strict=True):
                 by_direction.append(recurrence.visible_state_transpose(part))
-            gradients.append(by_direction)
+            gradients.insert(0, by_direction)
+            g = None if layer.shortcut is None else layer.shortcut.to_below(g)
         return gradients
+
+
+def combine_layers(layers: Sequence[Layer], visible: Sequence[Tensor]) -> Tensor:
+    """The output of the top layer from what each layer shows, [., widths[-1]].
+
+    visible  h^1, ..., h^L at one step of each direction, or their changes
+    """
+    y = visible[0]
+    for layer, h in zip(layers[1:], visible[1:], strict=True):
+        y = h if layer.shortcut is None else layer.shortcut.combine(h, y)
+    return y
 
 
 def _units_of_layers(

@@ -30,6 +30,7 @@ from ..sweeps.run import CostateRows, RunView, SweepRun
 from ..sweeps.torch_internals import innermost_transform
 from .effective_weights import InputWeights
 from .scaled_sources import ScaledSource, costate_from_sources, steps_to_states
+from .shortcuts import Shortcut
 
 DIRECTIONS = ("forward", "reverse")
 Place = tuple[str, int, int, str]  # module, call, layer and direction of a LayerRun
@@ -68,8 +69,8 @@ class Layer:
     """The sweeps of a layer and its output."""
 
     directions: list[DirectionRun]
-    y: Tensor  # the output in step rows: visible states, plus the output below if residual
-    residual: bool = False
+    y: Tensor  # the output in step rows: visible states, with the output below by the shortcut
+    shortcut: Shortcut | None = None
     mask: Tensor | None = None  # the dropout mask of what the layer receives
 
 
@@ -357,8 +358,11 @@ def costates_through_layers(
         if index > 0:
             below = layers[index - 1].y
             sent = _send_down(layout.rows, found_costates, below, create_graph)
-            # A residual layer's output contains the output below, which receives its gradients too.
-            arriving = [*arriving, *sent] if layer.residual else sent
+            if layer.shortcut is not None:  # the layer's output contains the output below
+                with torch.set_grad_enabled(create_graph):
+                    passed = [(layer.shortcut.to_below(s), unit) for s, unit in arriving]
+                sent = [*passed, *sent]
+            arriving = sent
     # A backward pass makes the sweeps' checks; without a graph there will be none.
     if not create_graph:
         for layer in layers:

@@ -33,7 +33,7 @@ from ..sweeps.run import StepFunctionRun
 from ..sweeps.wrappers import refuse_wrapper_around
 from .decoder_run import DecoderRun, DecoderSweep, EncoderOutput
 from .interface import SequenceNet, check_positive
-from .layer_stack import CellLike, Layers, make_cell, option_names
+from .layer_stack import SWITCHES, CellLike, Layers, make_cell, option_names
 from .network import Network
 from .readout import TensorOptions
 
@@ -56,7 +56,7 @@ class EncoderDecoder(SequenceNet):
     hidden     units of the decoder, and of each layer of the encoder in each direction
     outputs    the number of tokens, the last of which is the end
     decoder    the cell of the decoder; default: that of the encoder's top layer
-    layers, bidirectional, residual, x0
+    layers, bidirectional, residual, dense, x0
                of the encoder, as in co.Stack
     dropout    between the layers of the encoder
     attention  the decoder attends to all h_j for every token; otherwise it reads only `end`
@@ -94,6 +94,7 @@ class EncoderDecoder(SequenceNet):
         layers: int = 1,
         bidirectional: bool = False,
         residual: bool = False,
+        dense: bool = False,
         dropout: float = 0.0,
         attention: bool = True,
         embedding: int | None = None,
@@ -144,6 +145,7 @@ class EncoderDecoder(SequenceNet):
             hidden=hidden,
             bidirectional=bidirectional,
             residual=residual,
+            dense=dense,
             dropout=dropout,
             activation=encoder_options.pop("activation", None),
             x0=x0,
@@ -207,7 +209,7 @@ class EncoderDecoder(SequenceNet):
         """The text between the brackets of repr(net)."""
         cells = ", ".join(directions[0].name for directions in self.encoder.by_layer)
         words = [f"[{cells}] to {self.decoder.name}"]
-        words += [name for name in ("bidirectional", "residual") if getattr(self.encoder, name)]
+        words += [name for name in SWITCHES if getattr(self.encoder, name)]
         if not self.attention:
             words.append("no attention")
         words += [f"inputs={self.inputs}", f"hidden={self.hidden}", f"outputs={self.outputs}"]
@@ -215,8 +217,7 @@ class EncoderDecoder(SequenceNet):
 
     def reset_parameters(self) -> None:
         """Draw all parameters again, as the constructor does; a learned x0 becomes zero."""
-        for recurrence in self.encoder:
-            recurrence.reset_parameters()
+        self.encoder.reset_parameters()
         for module in self.children():
             if isinstance(module, Network | nn.Embedding | nn.Linear):
                 module.reset_parameters()
@@ -241,12 +242,17 @@ class EncoderDecoder(SequenceNet):
         order   the layout of the decoder's rows, by which samples are sorted; None: user's order
         """
         rows = layout.rows
-        forward_width = h.shape[1] // (1 + self.encoder.bidirectional)
         # rows.last() takes state rows, which begin with the B rows of x_0. The reverse direction
         # ends at the first step of the sequence.
-        forward_end = rows.last(pad(h, (0, 0, rows.B, 0)))[:, :forward_width]
-        reverse_end = h[: rows.B, forward_width:]
-        end = _sort(order, layout.unsort(torch.cat([forward_end, reverse_end], 1)))
+        at_last = rows.last(pad(h, (0, 0, rows.B, 0)))
+        at_first = h[: rows.B]
+        parts: list[Tensor] = []
+        column = 0
+        for width, is_reverse in self.encoder.output_parts():
+            rows_at_end = at_first if is_reverse else at_last
+            parts.append(rows_at_end[:, column : column + width])
+            column += width
+        end = _sort(order, layout.unsort(torch.cat(parts, 1)))
         if not self.attention:
             return EncoderOutput(end)
         h = _sort(order, layout.padded(h).transpose(0, 1)).contiguous()

@@ -3,7 +3,8 @@
 y^0   = u
 x^l   = the states of layer l, driven by y^{l-1} (after dropout, during training)
 y^l   = h^l, the visible part of x^l; both directions side by side if bidirectional;
-        y^{l-1} + h^l if residual
+        y^{l-1} + h^l if residual, P^l y^{l-1} + h^l where their widths differ;
+        [y^{l-1}, h^l] if dense; layers above the first are then driven by [u, y^{l-1}]
 a     = V y^L + D u + b_o,  y_hat = phi(a)
 
 lam^l_t = dL/dx^l_t. The paths through the layers above count as a part of the loss at step t.
@@ -32,7 +33,7 @@ from ..sweeps.torch_internals import forward_mode
 from ..sweeps.wrappers import refuse_wrapper_around
 from .interface import check_positive, holds_source
 from .judge import RunOutputs
-from .layer_stack import CellLike, Layers
+from .layer_stack import SWITCHES, CellLike, Layers
 from .layers import (
     DIRECTIONS,
     Layer,
@@ -174,7 +175,7 @@ class StackRun(RunOutputs):
             self.layout,
             self.recorded_layers,
             by_steps,
-            self.network.layers.last_state_gradients(by_end),
+            self.network.layers.last_state_gradients(self.recorded_layers, by_end),
             value,
             create_graph,
             lambda layer, direction: ("", 0, layer, direction),
@@ -227,7 +228,10 @@ class Stack(Readout):
     bidirectional  each layer reads the sequence in both directions and passes both on. Readout
                    "last" then reads each direction after its own last step, which for the reverse
                    one is the first step of the sequence.
-    residual       y^l = y^{l-1} + h^l from the second layer on
+    residual       y^l = y^{l-1} + h^l from the second layer on; P^l y^{l-1} + h^l, with a trained
+                   matrix P^l (layers.P), where the layer is not as wide as the one below
+    dense          from the second layer on, a layer reads the inputs and the outputs of all layers
+                   below, [u, h^1, ..., h^{l-1}], and the readout reads [h^1, ..., h^L]
     dropout        the share that is dropped during training of the inputs, of y^l on the way to the
                    next layer, and of the readout's input; never from one state to the next
     options        of cells given by name, for the layers that have them: eps=0.05, ...
@@ -258,6 +262,7 @@ class Stack(Readout):
         outputs: int,
         bidirectional: bool = False,
         residual: bool = False,
+        dense: bool = False,
         dropout: float = 0.0,
         activation: Activation | None = None,
         readout: str = "last",
@@ -288,6 +293,7 @@ class Stack(Readout):
             hidden=hidden,
             bidirectional=bidirectional,
             residual=residual,
+            dense=dense,
             dropout=dropout,
             activation=activation,
             x0=x0,
@@ -337,15 +343,14 @@ class Stack(Readout):
 
     def reset_parameters(self) -> None:
         """Draw all parameters again, as the constructor does; a learned x0 becomes zero."""
-        for recurrence in self.layers:
-            recurrence.reset_parameters()
+        self.layers.reset_parameters()
         self._draw_readout(1 / math.sqrt(self.readout_width))
 
     def extra_repr(self) -> str:
         """The text between the brackets of repr(net)."""
         cells = ", ".join(directions[0].name for directions in self.layers.by_layer)
         words = [f"[{cells}]"]
-        words += [name for name in ("bidirectional", "residual") if getattr(self.layers, name)]
+        words += [name for name in SWITCHES if getattr(self.layers, name)]
         words += [f"inputs={self.inputs}", f"outputs={self.outputs}"]
         words += [f"readout={self.summary or self.readout!r}"]
         return ", ".join(words)

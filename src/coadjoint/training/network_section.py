@@ -58,7 +58,9 @@ class NetworkSection(Section):
             "lstm,gru is a stack of both; reservoir trains only the readout"
         ),
     )
-    hidden: PositiveInt | None = Field(None, description="units in each layer (default 64)")
+    hidden: PositiveInt | list[PositiveInt] | None = Field(
+        None, description="units in each layer (default 64); 64,32: one number for each layer"
+    )
     layers: SmallInt | None = Field(
         None,
         description="number of layers (1); for gated-feedback and unicornn-layers, its inner "
@@ -66,7 +68,18 @@ class NetworkSection(Section):
     )
     bidirectional: bool | None = Field(None, description="read sequences in both directions")
     residual: bool | None = Field(
-        None, description="add the input of each layer to its output, from the second layer on"
+        None,
+        description=(
+            "add the input of each layer to its output, from the second layer on; through a "
+            "trained matrix where their widths differ"
+        ),
+    )
+    dense: bool | None = Field(
+        None,
+        description=(
+            "each layer reads the inputs and the outputs of all layers below, and the readout "
+            "those of all layers"
+        ),
     )
     dropout: UnitFloat | None = Field(
         None,

@@ -288,7 +288,9 @@ def describe(filled: Filled, config: Sections, has_lags: bool) -> None:
     parts = []
     if "cell" in network or "hidden" in network:
         cell = network.get("cell", config.network.cell)
-        parts.append(f"{cell} of {network.get('hidden', config.network.hidden)} units")
+        hidden = network.get("hidden", config.network.hidden)
+        units = " and ".join(map(str, hidden)) if isinstance(hidden, list) else hidden
+        parts.append(f"{cell} of {units} units")
     if network.get("bidirectional"):
         parts.append("both directions")
     if "readout" in network:

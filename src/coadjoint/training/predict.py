@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CoadjointError, ConfigError, DataError, StorageError, check_path, one_line
+from ..networks.cell_choice import cell_names
 from ..networks.chain_text import WEIGHTED, parse_chain
-from ..networks.factory import cell_names
 from ..networks.interface import Net
 from ..objectives.batch import Batch
 from ..tasks.description import ColumnNames, Option, PathLike
@@ -211,8 +211,9 @@ def refuse_if_larger_than_file(section: NetworkSection, shape: Shape, header: He
         refuse_if_chain_is_larger(section, shape, header)
         return
     widths = section.deep if isinstance(section.deep, list) else [section.deep]
+    units = section.hidden if isinstance(section.hidden, list) else [section.hidden]
     sizes = [
-        section.hidden,
+        *units,
         section.layers,
         section.depth,
         section.width,
@@ -225,6 +226,7 @@ def refuse_if_larger_than_file(section: NetworkSection, shape: Shape, header: He
     parts = len(cell_names(section.cell or "elman"))  # the layers of a stack
     if section.deep:
         parts = max(parts, len(widths))
+    parts = max(parts, len(units))
     largest = max(size or 1 for size in sizes)  # a size of None is a default
     if largest > header.element_count or parts > len(header.tensors):
         raise ConfigError("it is larger than the file")

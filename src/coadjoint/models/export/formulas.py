@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...cells.activations import ACTIVATIONS, ActivationFunction
 from ...cells.cell import Cell
 from ...cells.formula import PRIMITIVES, Node, dependent_nodes, is_const, walk
-from ...cells.steps import DeepTransition, FeedbackLayer, GatedFeedback, ResetBefore
+from ...cells.steps import DeepTransition, FeedbackLayer, GatedFeedback, MixedLSTM, ResetBefore
 from ...errors import Unsupported
 from ...networks.effective_weights import EffectiveWeights
 from ...networks.recurrence import Recurrence
@@ -156,6 +156,23 @@ def write_reset_before(
     return [blend(writer, k, n, h)]
 
 
+def write_mixed_lstm(
+    writer: Writer, step: MixedLSTM, u: Value, state: Sequence[Value], prefix: str
+) -> list[Value]:
+    """The step of `lstm-mixed`."""
+    d = step.hidden
+    h, c = state
+    v = writer.affine(u, step.R, step.b, f"{prefix}_R")
+    a = writer.apply("add", writer.affine(h, step.W, None, f"{prefix}_W"), v, name="a")
+    *of_gates, a_n = writer.split(a, d, ["a_i", "a_f", "a_o", "a_n"])
+    i, f, o = (writer.apply("sigmoid", of_gate, name="gate") for of_gate in of_gates)
+    stays = writer.apply("mul", f, c, name="stays")
+    new = writer.apply("mul", i, writer.apply("tanh", a_n, name="n"), name="new")
+    c = writer.apply("add", stays, new, name="c")
+    mixed = writer.apply("tanh", writer.affine(c, step.U, None, f"{prefix}_U"), name="mixed")
+    return [writer.apply("mul", o, mixed, name="h"), c]
+
+
 def blend(writer: Writer, k: Value, n: Value, h: Value) -> Value:
     """(1 - k) n + k h."""
     new = writer.apply("mul", writer.apply("sub", 1.0, k, dtype=k.dtype), n)
@@ -239,6 +256,7 @@ def write_feedback_layer(
 StepWriter = Callable[..., list[Value]]
 STEP_WRITERS: dict[type[nn.Module], StepWriter] = {
     ResetBefore: write_reset_before,
+    MixedLSTM: write_mixed_lstm,
     DeepTransition: write_deep_transition,
     GatedFeedback: write_gated_feedback,
 }

@@ -13,6 +13,7 @@ from ...errors import Unsupported
 from ...networks.network import Network
 from ...networks.readout import Readout
 from ...networks.recurrence import Recurrence
+from ...networks.shortcuts import Joined, Projected
 from ...networks.stack import Stack
 from .formulas import STEP_WRITERS, write_formula
 from .writer import Value, Writer
@@ -55,21 +56,33 @@ def write_layers(
     for index, directions in enumerate(net.layers.by_layer):
         outputs: list[Value] = []
         ends: list[Value] = []
+        read = writer.concat([u, y], "read") if net.layers.dense and index > 0 else y
         for direction, layer in enumerate(directions):
             name = f"layer{index}" + ("_reverse" if direction else "")
-            h, last = write_layer(writer, name, layer, y, lengths, alive, reverse=direction == 1)
+            h, last = write_layer(writer, name, layer, read, lengths, alive, reverse=direction == 1)
             outputs.append(h)
             ends.append(last)
         h = writer.concat(outputs, "h")
-        is_residual = net.layers.residual and index > 0
-        y = writer.apply("add", h, y, name="y") if is_residual else h
+        y = write_shortcut(writer, net, index, h, y, "y")
         lasts.append(writer.concat(ends, "last"))
-    end = lasts[-1]
-    if net.layers.residual:  # y^L is the sum of what all layers show
-        end = lasts[0]
-        for last in lasts[1:]:
-            end = writer.apply("add", end, last, name="end")
+    end = lasts[0]
+    for index, last in enumerate(lasts[1:], start=1):
+        end = write_shortcut(writer, net, index, last, end, "end")
     return y, end
+
+
+def write_shortcut(
+    writer: Writer, net: Stack, index: int, h: Value, below: Value, name: str
+) -> Value:
+    """The output of layer `index` from what it shows and the output below; `name` of the result."""
+    shortcut = net.layers.shortcut(index)
+    if shortcut is None:
+        return h
+    if isinstance(shortcut, Joined):
+        return writer.concat([below, h], name)
+    if isinstance(shortcut, Projected):
+        below = writer.affine(below, shortcut.P, None, f"P{index}")
+    return writer.apply("add", h, below, name=name)
 
 
 def write_layer(
