@@ -402,8 +402,10 @@ def test_a_state_of_another_size_and_other_engines_are_refused():
 def test_steps_are_found_by_name():
     assert [type(steps.named(name, 2, 3)).__name__ for name in steps.STEPS] == [
         "ResetBefore",
+        "MixedLSTM",
         "GatedFeedback",
         "DeepTransition",
+        "UnICORNNLayers",
     ]
     assert steps.named("gated-feedback", 2, 3, layers=3, unit="lstm").slots == 6
     assert "layers=3, unit='lstm'" in repr(
@@ -417,7 +419,7 @@ def test_a_network_takes_them_by_name():
         assert isinstance(net.step, step)
         assert net.slots == net.step.slots
         assert net.extra_repr().startswith(step.__name__)
-        for wrong in ({"eps": 0.1}, {"nonsense": 1}):
+        for wrong in ({"gamma": 0.1}, {"nonsense": 1}):
             with pytest.raises(
                 co.KindError, match=f"cell '{name}' has no option {next(iter(wrong))}; its options"
             ):

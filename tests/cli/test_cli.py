@@ -125,7 +125,7 @@ PAGES = {
         "not scan, which is for recurrences without W"],
     "cornn": ["--dt          0.042", "--eps         4.7", "W  [7, 14]", "\n    2\n"],
     "lru": ["p.nu     [7]", "reference, eager, cpu, scan",
-        "torch, gaussian, glorot, he, sigmoid, basic-tanh, ring"],
+        "torch, gaussian, glorot, he, sigmoid, basic-tanh, keras, ring"],
     "inverse": ["--k           1\n", "W  [7, 7]", "paper\n    none"],
     "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]",
         "--unit    tanh", "autograd\n    not reference"],

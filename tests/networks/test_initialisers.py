@@ -87,9 +87,8 @@ def test_variances_follow_the_fans(name, variance):
 
 PLACED = ("spectral", "sparse", "orthogonal", "identity", "smart-tanh")
 REFUSED = {  # cells without W, and structures that cannot hold what is asked for
-    **dict.fromkeys(
-        ("unicornn", "mingru", "minlstm", "lru", "antisymmetric", "antisymmetric-gated"), PLACED
-    ),
+    **dict.fromkeys(("unicornn", "unicornn-layers", "mingru", "minlstm", "lru"), PLACED),
+    **dict.fromkeys(("antisymmetric", "antisymmetric-gated"), PLACED),
     "exponential": ("spectral", "sparse", "smart-tanh"),
     "inverse": ("spectral", "sparse", "orthogonal", "smart-tanh"),
 }

@@ -18,6 +18,8 @@ linear        cells that are linear in the state
 noise         cells under dropout and zoneout
 library       the cells by name: CELLS, options, named
 steps         recurrences that are not formulas: step modules, differentiated by torch
+step_type     Step: what these have in common
+unicornn_layers  UnICORNN of several layers as one step
 about         the facts about a cell by its name
 parameters    how parameters are allocated, and their initial values
 transport     how cells and networks reach another process

@@ -6,7 +6,9 @@ Each is a module (u_t, x) -> x with its own parameters; a network takes it by na
     net = co.Network(co.cells.steps.GatedFeedback(3, 16, layers=2), inputs=3, hidden=16, outputs=2)
 
 They run on the autograd engine; costates and penalties are those of any network. W is recurrent and
-R reads the input. All parameters are drawn uniformly from +-1/sqrt(hidden), as torch.nn does.
+R reads the input. All parameters are drawn uniformly from +-1/sqrt(hidden), as torch.nn does,
+unless a step says otherwise. Step itself is in step_type, UnICORNN of several layers in
+unicornn_layers.
 """
 
 from __future__ import annotations
@@ -14,60 +16,18 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..errors import MAX_COUNT, InputError, KindError, brief, choose
+from ..errors import InputError, KindError, choose
 from .activations import Activation, activation_function
-from .parameters import ParameterOptions, check_dtype_and_device, parameter
-
-
-def new_parameter(*shape: int, **make: Unpack[ParameterOptions]) -> nn.Parameter:
-    """A parameter that is not drawn yet; its dtype and device (`make`) are checked first."""
-    check_dtype_and_device(make["dtype"], make["device"])
-    return parameter(*shape, **make)
-
-
-class Step(nn.Module):
-    """A module (u [B, inputs], x) -> x.
-
-    x is [B, hidden], or a tuple of `slots` parts of that shape; the readout reads the first.
-    """
-
-    slots = 1
-    state = "1"  # entries of the state for each unit
-
-    def __init__(self, inputs: int, hidden: int, **sizes: int) -> None:
-        # `sizes` are further sizes of the step, by name, which are checked as well.
-        super().__init__()
-        for name, value in {"inputs": inputs, "hidden": hidden, **sizes}.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name} must be a positive integer; got {brief(value)}.")
-            if value > MAX_COUNT:
-                raise InputError(f"{name} must be at most {MAX_COUNT:,}; got {brief(value)}.")
-        self.inputs = inputs
-        self.hidden = hidden
-
-    def reset_parameters(self) -> None:
-        """Draw all parameters uniformly in +-1/sqrt(hidden)."""
-        bound = self.hidden**-0.5
-        with torch.no_grad():
-            for p in self.parameters():
-                p.uniform_(-bound, bound)
-
-    def blocks(self) -> list[Tensor]:
-        """The matrices between one state and the next, which an initialiser of W fills.
-
-        Matrices of several gates or layers are cut into one for each, square where it can be.
-        """
-        raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        """The sizes, for torch's repr."""
-        return f"inputs={self.inputs}, hidden={self.hidden}"
+from .parameters import ParameterOptions
+from .step_type import Step as Step
+from .step_type import new_parameter as new_parameter
+from .unicornn_layers import UnICORNNLayers as UnICORNNLayers
 
 
 class ResetBefore(Step):
@@ -363,6 +323,12 @@ class GatedFeedback(Step):
                 matrices += level.W.split(d)
         return matrices
 
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """h2 h1, and for lstm c2 c1: the top layer first."""
+        slots = "hc" if self.unit == "lstm" else "h"
+        return tuple(f"{slot}{j}" for slot in slots for j in range(self.layers, 0, -1))
+
     def extra_repr(self) -> str:
         """The sizes and the kind of unit, for torch's repr."""
         return f"{super().extra_repr()}, layers={self.layers}, unit={self.unit!r}"
@@ -393,6 +359,7 @@ STEPS: dict[str, type[Step]] = {
     "lstm-mixed": MixedLSTM,
     "gated-feedback": GatedFeedback,
     "deep-transition": DeepTransition,
+    "unicornn-layers": UnICORNNLayers,
 }
 
 COMMON_OPTIONS = ("inputs", "hidden", "bias", "dtype", "device")  # those that all steps take

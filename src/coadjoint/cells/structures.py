@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -232,6 +233,50 @@ class LowRank(nn.Module):
             raw.uniform_(-bound, bound, generator=generator)
 
 
+class OwnStructure(Protocol):
+    """What every structure of a cell in this package can do."""
+
+    def right_inverse(self, W: Tensor) -> Tensor:
+        """A raw parameter of W."""
+
+    def begin(self, M: Tensor, generator: torch.Generator | None = None) -> None:
+        """Draw the raw parameter."""
+
+    def forward(self, M: Tensor) -> Tensor:
+        """W of the raw parameter."""
+
+
+class Free(nn.Module):
+    """W = M, which begins as the structure of a cell draws W, and is then trained without it."""
+
+    def __init__(self, own: Callable[..., nn.Module] | None, name: str, units: int) -> None:
+        super().__init__()
+        if own is None:
+            raise InputError(
+                f"structure 'free' trains W without the structure that its cell has, but cell "
+                f"'{name}' has none: leave it out."
+            )
+        self.own = own(units=units)
+
+    def forward(self, M: Tensor) -> Tensor:
+        """M itself."""
+        return M
+
+    def right_inverse(self, W: Tensor) -> Tensor:
+        """W itself."""
+        return W.clone()
+
+    def begin(self, M: Tensor, generator: torch.Generator | None = None) -> None:
+        """Draw a W of the cell's structure."""
+        rows, columns = M.shape
+        identity = torch.eye(columns, dtype=M.dtype, device=M.device)
+        # Every structure of a cell contains the identity, whose raw parameter has the right shape.
+        own = cast(OwnStructure, self.own)
+        raw = torch.empty_like(own.right_inverse(identity.repeat(rows // columns, 1)))
+        own.begin(raw, generator=generator)
+        M.copy_(own.forward(raw))
+
+
 class WithInverse(nn.Module):
     """W = (M; M^-1), for a cell with two gates; M begins as a random rotation."""
 
@@ -295,6 +340,7 @@ def dale(units: int, excitatory: float = 0.8) -> Signed:
     return Signed(torch.cat([torch.ones(count), -torch.ones(units - count)]))
 
 
+FREE = "free"  # without the structure of the cell: only together with a cell that has one
 STRUCTURES: dict[str, Callable[..., nn.Module]] = {  # units -> parametrisation
     "antisymmetric": Skew,
     "orthogonal": Orthogonal,

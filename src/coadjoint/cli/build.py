@@ -103,6 +103,8 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     try_out(net, sample, task.loss, arguments, config.training.seed)
     # The user's own data has notes on how it was read, a chain on what its text left out.
     notes = [*getattr(task, "notes", ()), *getattr(net, "notes", ()), *default_notes]
+    if config.training.reduce is not None:
+        notes.append(f"loss: the {config.training.reduce} over the time steps of a sequence")
     notes += memory_notes(net, sample, config.training, arguments["gradient"])
     return Job(config, net, task, arguments, tuple(notes))
 

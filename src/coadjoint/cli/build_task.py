@@ -51,6 +51,13 @@ def task_of(config: Config, has_begun: bool = False) -> Task:
     """
     task = chains.restoring_task(config, named_task(config, has_begun))
     chains.refuse_if_mismatched(config, task)
+    if config.training.reduce is not None:
+        if task.readout == "last":
+            raise ConfigError(
+                f"--reduce is over time steps that each have a target, but task '{task.name}' has "
+                "one target for each sequence: leave it out."
+            )
+        task.reduce_by(config.training.reduce)
     return task
 
 

@@ -98,6 +98,7 @@ def print_cell(name: str, hidden: int, inputs: int) -> None:
         "": about.equations.splitlines(),
         "paper": [about.paper or "none"],
         "state entries per unit": [about.state],
+        "parts of the state (--penalty-part)": [", ".join(about.parts)],
         "options and their defaults": align_values(options) or ["none"],
         f"parameters, with --hidden {hidden} --inputs {inputs}": align_values(shapes),
         "engines": engine_lines(about.engines),

@@ -157,6 +157,11 @@ class GradientSection(Section):
         description="stacks: average the penalty over the layers (default), take the top layer, "
         "or treat all layers as one state",
     )
+    penalty_part: str | list[str] | None = Field(
+        None,
+        description="parts of the state whose costates are penalised: h for dL/dh alone of an "
+        "lstm; `coadjoint cells` lists the slots (default: all)",
+    )
     penalty_per: Literal["sqrt-n"] | None = Field(
         None,
         description="root mean squares of costates in place of norms, for layers whose widths "
@@ -306,6 +311,11 @@ class TrainingSection(Section):
         None, description="sequences per batch (default 32; your own data: by its size, from 16)"
     )
     accumulate: PositiveInt = Field(1, description="batches averaged per training step")
+    reduce: Literal["mean", "sum"] | None = Field(
+        None,
+        description="a target at every time step: the loss of a sequence is the mean or the sum "
+        "over its steps (default: mean; music: sum)",
+    )
     clip: PositiveFloat | None = Field(None, description="clip the gradient to this norm")
     clip_value: PositiveFloat | None = Field(
         None, description="clip each entry of the gradient to this size"

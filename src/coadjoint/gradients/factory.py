@@ -10,7 +10,7 @@ Every keyword has the name of the key in a settings file and of the command line
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import AppliesTable, OptionError, choose, idle_options, refuse_options
@@ -34,6 +34,7 @@ WEIGHT_SCHEDULES = ("constant", "inverse-time", "exponential", "linear", "pretra
 APPLIES: AppliesTable = {
     "penalty": ("method", ("penalised",)),
     "penalty_on": ("method", ("penalised",)),
+    "penalty_part": ("method", ("penalised",)),
     "penalty_per": ("method", ("penalised",)),
     "tangent": ("penalty", ("tangent",)),
     "tangent_directions": ("penalty", ("tangent",)),
@@ -56,6 +57,7 @@ def make(
     *,
     penalty: PenaltyLike | None = None,
     penalty_on: str | None = None,
+    penalty_part: str | Sequence[str] | None = None,
     penalty_per: str | None = None,
     tangent: str | None = None,
     tangent_directions: int | None = None,
@@ -79,6 +81,7 @@ def make(
             penalty is given and "bptt" if not.
         penalty: A name in `penalties.PENALTIES`, a Penalty, or a function of Costates.
         penalty_on: For several layers: "each" (the default), "top" or "whole", as in `Penalty.on`.
+        penalty_part: The slots of the state that it takes, "h" of an lstm, as in `Penalty.on`.
         penalty_per: "sqrt-n": root mean squares in place of norms, as in `Penalty.per`.
         tangent: For the penalty "tangent": the directions of the input, "random" signs (the
             default) or "shifts" of images.
@@ -103,6 +106,7 @@ def make(
     options: OptionValues = {
         "penalty": penalty,
         "penalty_on": penalty_on,
+        "penalty_part": penalty_part,
         "penalty_per": penalty_per,
         "tangent": tangent,
         "tangent_directions": tangent_directions,
@@ -137,8 +141,9 @@ def make(
     if penalty_per is not None:
         choose("unit of norms", penalty_per, ("sqrt-n",))
         G = G.per("sqrt n")
-    if penalty_on is not None and penalty_on != "each":
-        G = G.on(penalty_on)
+    layers = None if penalty_on == "each" else penalty_on
+    if layers is not None or penalty_part is not None:
+        G = G.on(layers, part=penalty_part)
     if hold is not None and not G.reads_costates:
         raise OptionError(
             f"$hold does nothing with $penalty {G.name}, which does not depend on the costates of "

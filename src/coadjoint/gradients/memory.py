@@ -21,7 +21,7 @@ from ..sweeps.layout import Layout
 from ..sweeps.rows import ROWS_PER_CHUNK, Rows
 from ..sweeps.slopes import step_map
 from ..sweeps.torch_internals import TorchDispatchMode, storage_address, tree_leaves
-from .segment_norms import AllSteps, CostateNorms, TrajectoryWithoutStates
+from .segment_norms import AllSteps, CostateNorms, SeenEntries, TrajectoryWithoutStates
 from .segment_parts import Segments, segment_steps
 from .temporal import CHUNK as GRAM_STEPS
 
@@ -310,7 +310,8 @@ def penalty_bytes(net: Network, G: Penalty) -> float:
         norms = AllSteps(size, size_1, torch.zeros(T + 1, B, dtype=torch.int32))
         loss = torch.ones(B, dtype=dtype).requires_grad_()
         trajectory = TrajectoryWithoutStates(net, layout, loss, G.name)
-        objective = G(CostateNorms(trajectory, G.name, norms, loss)).sum() + loss.sum()
+        seen = SeenEntries.of(net, G.part)
+        objective = G(CostateNorms(trajectory, G.name, norms, loss, seen)).sum() + loss.sum()
         torch.autograd.grad(objective, [size, size_1, loss], allow_unused=True)
     most: int = peak.most
     return most / ((T + 1) * B)

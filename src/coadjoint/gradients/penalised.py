@@ -19,6 +19,7 @@ from ..objectives.losses import LossLike
 from ..objectives.penalties import Penalty, log_decay, penalty
 from ..objectives.penalty_type import layers_of
 from ..objectives.schedules import Schedule
+from ..objectives.state_parts import part_of_each
 from ..objectives.weights import Steered
 from .bptt import BPTT
 from .by_hand import HandGradient
@@ -56,7 +57,7 @@ class Penalised(Method):
             counts the calls of this object. It must not be negative, because the objective would
             have no lower bound.
         segments: As in BPTT, for 10 sweeps instead of 4. G may then use only norms, log-norms and
-            log-ratios of costates.
+            log-ratios of costates, of the entire state or of one part of it.
         pretrain: The number of first steps that minimise rho G alone, so that costates no longer
             vanish when training begins. The costates are those of L in these steps too.
         hold: "source": the loss's own part of each costate, dL/dx_t by the readout, is a constant
@@ -224,7 +225,7 @@ class Penalised(Method):
 
         G = self.penalty
         held = holds_source(self.hold)
-        result = segmented.penalised_gradient(G, G.name, rho, check, self.share, held)
+        result = segmented.penalised_gradient(G, rho, check, self.share, held)
         return result._replace(decays=decays[0])
 
     def _evaluate_with_run(
@@ -360,7 +361,8 @@ class Penalised(Method):
         """Return each sample's decay of costates per step, [B], for a Steered weight; else None."""
         if not isinstance(self.weight, Steered):
             return None
-        return log_decay(lam).to(lam.loss)
+        part = self.penalty.part  # what the penalty reads is what its weight is steered by
+        return log_decay(part_of_each(lam, part) if part else lam).to(lam.loss)
 
     def _update_steered_weight(self) -> None:
         """At a new step, set a Steered weight by the mean decay of the last step.

@@ -8,6 +8,7 @@ segments save, and a penalty that reads them is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -16,7 +17,8 @@ from torch.nn.functional import pad
 
 from ..errors import Unsupported
 from ..networks.network import Network
-from ..sweeps.costates import Costates, norm
+from ..objectives.state_parts import take
+from ..sweeps.costates import Costates, norm, slot_columns
 from ..sweeps.layout import Layout
 from ..sweeps.rows import Rows
 
@@ -29,6 +31,32 @@ class AllSteps(NamedTuple):
     exponent: Tensor
 
 
+@dataclass(frozen=True)
+class SeenEntries:
+    """The entries of the costates whose norms are taken: all, or those of some slots.
+
+    names    of the slots, in alphabetical order; () for all
+    columns  their entries in the state; () for all
+    """
+
+    names: tuple[str, ...] = ()
+    columns: Sequence[slice] = ()
+
+    @staticmethod
+    def of(net: Network, names: tuple[str, ...]) -> SeenEntries:
+        """Those of the slots with these names, () for all."""
+        if not names:
+            return ALL_ENTRIES
+        return SeenEntries(names, slot_columns(net.slot_names, names, net.hidden))
+
+    def take(self, lam: Tensor) -> Tensor:
+        """These entries of rows of costates."""
+        return take(lam, self.columns) if self.names else lam
+
+
+ALL_ENTRIES = SeenEntries()
+
+
 class CostateNorms(Costates):
     """Costates of which only norms, log-norms, log-ratios and exponents are known.
 
@@ -37,17 +65,34 @@ class CostateNorms(Costates):
         name: The name of the penalty, for messages.
         at: The norms at all steps.
         loss: The loss of each sample, [B].
+        seen: The entries of the costates whose norms they are.
     """
 
     name: str
     trajectory: TrajectoryWithoutStates  # type: ignore[assignment]
+    seen: SeenEntries
 
     def __init__(
-        self, trajectory: TrajectoryWithoutStates, name: str, at: AllSteps, loss: Tensor
+        self,
+        trajectory: TrajectoryWithoutStates,
+        name: str,
+        at: AllSteps,
+        loss: Tensor,
+        seen: SeenEntries = ALL_ENTRIES,
     ) -> None:
         # Costates is frozen, and computes size, size_1 and exponent from its entries unless these
         # names are in the instance already.
-        self.__dict__.update(trajectory=trajectory, name=name, loss=loss, **at._asdict())
+        self.__dict__.update(trajectory=trajectory, name=name, loss=loss, seen=seen)
+        self.__dict__.update(at._asdict())
+
+    def part(self, names: tuple[str, ...]) -> CostateNorms:
+        """These norms, if they are of the slots with these names; other parts are refused."""
+        if names == self.seen.names:
+            return self
+        raise Unsupported(
+            f"penalty '{self.name}' reads more than one part of the state. With segments all its "
+            "terms must be on the same part, since only the norms of that part are kept."
+        )
 
     @property
     def rows(self) -> Tensor:
@@ -63,8 +108,9 @@ class CostateNorms(Costates):
 
     @property
     def entry_counts(self) -> Sequence[int]:
-        """The number of entries of each state x_0, ..., x_T: n for all of them."""
-        return [self.trajectory.network.n] * len(self.size)
+        """The number of entries of each state x_0, ..., x_T that are seen: the same for all."""
+        seen = sum(each.stop - each.start for each in self.seen.columns)
+        return [seen or self.trajectory.network.n] * len(self.size)
 
     def squared_norms(self) -> Tensor:
         """||lam_t||^2, [T + 1, B], from the norms.
@@ -107,8 +153,18 @@ def refuse_states(name: str, what: str) -> NoReturn:
 class NormSlopes:
     """The derivatives of the objective by the norms of the mantissas, as state rows [B + N]."""
 
-    def __init__(self, layout: Layout, of_size: Tensor | None, of_size_1: Tensor | None) -> None:
-        """From [T + 1, B] by the 2-norms and by the 1-norms; None for norms it does not read."""
+    def __init__(
+        self,
+        layout: Layout,
+        of_size: Tensor | None,
+        of_size_1: Tensor | None,
+        seen: SeenEntries,
+    ) -> None:
+        """From [T + 1, B] by the 2-norms and by the 1-norms; None for norms it does not read.
+
+        seen: the entries of the costates whose norms they are.
+        """
+        self.seen = seen
         self.of_size = state_rows(layout, of_size)
         self.of_size_1 = state_rows(layout, of_size_1)
         self.zero = of_size is None and of_size_1 is None
@@ -135,13 +191,14 @@ class NormSlopes:
 
         with torch.enable_grad():
             leaf = lam.detach().requires_grad_()
+            entries = self.seen.take(leaf)
             norms = []
             norm_slopes = []  # the derivative of the objective by each of them
             if self.of_size is not None:
-                norms.append(norm(leaf))
+                norms.append(norm(entries))
                 norm_slopes.append(in_segment(self.of_size))
             if self.of_size_1 is not None:
-                norms.append(leaf.abs().sum(-1))
+                norms.append(entries.abs().sum(-1))
                 norm_slopes.append(in_segment(self.of_size_1))
             (of_lam,) = torch.autograd.grad(norms, leaf, norm_slopes)
         return of_lam

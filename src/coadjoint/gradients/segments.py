@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..objectives.penalty_type import Penalty
 from ..sweeps.affine import affine, plus
 from ..sweeps.costates import Costates, norm
 from ..sweeps.differentiable import apply_link
@@ -26,7 +27,14 @@ from ..sweeps.plan import settle_checks
 from ..sweeps.rows import scale
 from ..sweeps.slopes import bend, read_push
 from .evaluation import GradientTuple
-from .segment_norms import AllSteps, CostateNorms, NormSlopes, TrajectoryWithoutStates
+from .segment_norms import (
+    ALL_ENTRIES,
+    AllSteps,
+    CostateNorms,
+    NormSlopes,
+    SeenEntries,
+    TrajectoryWithoutStates,
+)
 from .segment_parts import (
     Boundary,
     LastStates,
@@ -59,6 +67,8 @@ class SegmentedGradient(SegmentSweeps):
     of a segment are freed before the next one begins.
     """
 
+    seen = ALL_ENTRIES  # what a penalty sees of the costates
+
     def loss_gradient(self) -> GradientTuple:
         """Compute the gradient of the mean loss."""
         last_states = self.forward()
@@ -72,8 +82,7 @@ class SegmentedGradient(SegmentSweeps):
 
     def penalised_gradient(
         self,
-        G: Callable[[Costates], Tensor],
-        name: str,
+        G: Penalty,
         rho: float,
         check: Callable[[object, Costates, str], Tensor],
         share: float = 1.0,
@@ -82,13 +91,13 @@ class SegmentedGradient(SegmentSweeps):
         """Compute the gradient of the mean of share L + rho G.
 
         Args:
-            G: A function of norms of costates.
-            name: Its name, for messages.
+            G: A function of norms of costates, of the entire state or of one part of it.
             rho: The weight of G.
             check: Called with the value of G, the costates and the name; returns the value.
             share: 1, or 0 to leave out the loss.
             held: The sources of the costates are constants to the derivative of G.
         """
+        self.seen = SeenEntries.of(self.net, G.part)
         last_states = self.forward()
         # Costates are those of each sample's own loss, so every loss has the derivative 1.
         of_sums = last_states.share(torch.ones_like(last_states.losses))
@@ -96,9 +105,9 @@ class SegmentedGradient(SegmentSweeps):
         losses = last_states.losses.detach().requires_grad_()
         leaves = [norms.size.requires_grad_(), norms.size_1.requires_grad_(), losses]
         with torch.enable_grad():
-            trajectory = TrajectoryWithoutStates(self.net, self.layout, self.u, name)
-            lam = CostateNorms(trajectory, name, norms, losses)
-            value = check(G(lam), lam, name)
+            trajectory = TrajectoryWithoutStates(self.net, self.layout, self.u, G.name)
+            lam = CostateNorms(trajectory, G.name, norms, losses, self.seen)
+            value = check(G(lam), lam, G.name)
             objective = losses if share else torch.zeros_like(losses)
             if rho != 0:
                 objective = objective + rho * value
@@ -106,7 +115,7 @@ class SegmentedGradient(SegmentSweeps):
                 self.batch.mean(objective), leaves, allow_unused=True
             )
         penalties = value.detach()
-        slopes = NormSlopes(self.layout, of_size, of_size_1)
+        slopes = NormSlopes(self.layout, of_size, of_size_1, self.seen)
         # Free the penalty's graph and its inputs, as large as the sequence, before the next pass.
         del norms, lam, value, objective, leaves, losses, of_size, of_size_1
         if of_loss is None:
@@ -245,6 +254,7 @@ class SegmentedGradient(SegmentSweeps):
             lam = lam[rows.B :]
             k = k[rows.B :]
         here = slice(end - len(lam), end)  # the state rows of the sequence
+        lam = self.seen.take(lam)
         norms.size[here] = norm(lam)
         norms.size_1[here] = lam.abs().sum(-1)
         norms.exponent[here] = k

@@ -35,6 +35,7 @@ expansions         their expansions and kernels
 ridge              readouts in closed form
 maps               maps of chains, with the products of their derivatives
 initialisers       weights drawn by name
+start_scales       scales of R, W and V apart, forget bias, the start of Keras
 persistence        a start for forecasts
 factory            make: networks by plain options
 cell_choice        the cells and units that these options name

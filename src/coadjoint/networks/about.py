@@ -22,6 +22,7 @@ class CellFacts(cells.CellDescription):
     parameters: dict[str, tuple[int, ...]]  # their shapes
     engines: dict[str, str | None]  # the reason why an engine cannot run it, or None
     initialisers: list[str]
+    parts: tuple[str, ...] = ()  # the names of the slots of the state
 
     @property
     def starts(self) -> list[str]:
@@ -63,7 +64,9 @@ def about(name: str, hidden: int = 8, inputs: int = 1) -> CellFacts:
             shapes[key] = tuple(parameter.shape)
     options = cell_options(name)
     engines = _engines_of(net.cell)
-    return CellFacts(equations, paper, options, description.state, shapes, engines, initialisers)
+    state = description.state
+    parts = getattr(net, "slot_names", ())
+    return CellFacts(equations, paper, options, state, shapes, engines, initialisers, parts)
 
 
 def _engines_of(cell: Cell | None) -> dict[str, str | None]:

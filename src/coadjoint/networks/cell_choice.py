@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..cells import library, steps
+from ..cells import library, steps, structures
 from ..errors import OptionError, choose
 
 
@@ -147,7 +147,7 @@ def options_of_cells(names: list[str], given: Mapping[str, object]) -> dict[str,
 
 def check_structure(cells: Sequence[str], structure: str | None) -> None:
     """Refuse a structure of W, such as "orthogonal", for cells whose equations give W one."""
-    if structure is None:
+    if structure in (None, structures.FREE):
         return
     for cell in cells:
         if cell in library.CELLS and library.named(cell).structure is not None:

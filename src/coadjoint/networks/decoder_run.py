@@ -28,6 +28,7 @@ from .sampling import Sampling
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from .network import Network
     from .seq2seq import EncoderDecoder
 
 
@@ -225,7 +226,7 @@ class DecoderRun(HasLayout):
             by_decoder, by_h = _loss_gradients(forced, h, create_graph, held)
         value = forced.loss if create_graph else forced.loss.detach()
         with torch.set_grad_enabled(create_graph):
-            decoder = _decoder_costates(forced, by_decoder, value, net.hidden)
+            decoder = _decoder_costates(forced, by_decoder, value, net.decoder)
         # The decoder reads the encoder's last states as rows of h, so they have no other source.
         encoder = costates_through_layers(
             self.layout,
@@ -317,12 +318,12 @@ def _loss_gradients(
     return by_rows, by_h
 
 
-def _decoder_costates(forced: TeacherForced, s: Tensor, loss: Tensor, hidden: int) -> Costates:
+def _decoder_costates(forced: TeacherForced, s: Tensor, loss: Tensor, decoder: Network) -> Costates:
     """The costates of the decoder's states.
 
     s       the loss's gradient by the rows (s_t, c_t), [B + N, n + E]
     loss    of each sample, [B]
-    hidden  the decoder's units
+    decoder  whose units and slots they are
     """
     sweep, judge, _ = forced
     B = judge.layout.rows.B
@@ -332,5 +333,7 @@ def _decoder_costates(forced: TeacherForced, s: Tensor, loss: Tensor, hidden: in
     if judge.weight is not None:
         has_loss[B:] = judge.weight != 0
     costate = sweep.run.costate(s, None, has_loss)  # of (s_t, c_t); only s_t is returned
-    run = LayerRun(judge.layout, sweep, hidden, "decoder", 0, 0, "forward")
+    names = decoder.slot_names
+    place = ("decoder", 0, 0, "forward")
+    run = LayerRun(judge.layout, sweep, decoder.hidden, *place, slot_names=names)
     return Costates(run, costate.mantissa[:, : sweep.n], costate.exponent, loss)

@@ -60,6 +60,10 @@ def make(
     radius: float | None = None,
     inner: float | None = None,
     std: float | None = None,
+    std_in: float | None = None,
+    std_rec: float | None = None,
+    std_out: float | None = None,
+    forget_bias: float | None = None,
     gain: float | None = None,
     persistence: bool | None = None,
     seed: int = 0,
@@ -73,6 +77,8 @@ def make(
     init     a name of `initialisers.INITIALISERS`; default "torch", or "spectral" with a radius, or
              "sparse" for a reservoir. For a chain "orthogonal" (default), "gaussian" or "torch"
     radius, inner, std   options of the initialiser; APPLIES says of which
+    std_in, std_rec, std_out, forget_bias   scales of R, W and V apart, and the bias of forget
+             gates: as in `initialise`
     gain     of a chain's orthogonal and Gaussian weights, 1 by default
     persistence  with skip: begin as the forecast that everything stays as it is: see `persist_`
     seed     of the weights, which are drawn on the CPU and then moved to `device`
@@ -88,7 +94,8 @@ def make(
     """
     if chain_factory.is_chain(options):
         of_start = {"radius": radius, "inner": inner, "std": std, "init": init, "gain": gain}
-        of_start["persistence"] = persistence
+        of_start |= {"std_in": std_in, "std_rec": std_rec, "std_out": std_out}
+        of_start |= {"forget_bias": forget_bias, "persistence": persistence}
         refuse_options(chain_factory.list_idle_options({"cell": cell, **of_start, **options}))
         refuse_without_sizes(options)
         chain = chain_factory.make_chain(init=init, gain=gain, seed=seed, **without_time(options))
@@ -109,7 +116,8 @@ def make(
     readout = options.get("readout", "last")
     refuse_options(list_idle_options(conditional_options, name, readout))
     net = construct(cell, **options)
-    initialise(net, name, seed=seed, **initialiser)
+    initialiser |= {"std_in": std_in, "std_rec": std_rec, "std_out": std_out}
+    initialise(net, name, seed=seed, forget_bias=forget_bias, **initialiser)
     if persistence:
         persist_(net)
     return net.to(device)
@@ -316,7 +324,7 @@ def _check_readout(
             "output is a sequence."
         )
     if "layers" in cell_settings:
-        raise OptionError("gated-feedback has two layers in an encoder: leave out $layers.")
+        raise OptionError(f"{names[0]} has two layers in an encoder: leave out $layers.")
 
 
 def _freeze(net: nn.Module, chosen: Sequence[str], fixed: Sequence[str]) -> None:

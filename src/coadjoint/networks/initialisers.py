@@ -29,6 +29,7 @@ from ..cells.linear import ring
 from ..cells.structures import split_blocks
 from ..errors import (
     InputError,
+    OptionError,
     Unsupported,
     check_kind,
     check_seed,
@@ -39,6 +40,7 @@ from ..errors import (
 from ..sweeps.layout import check_dense
 from .interface import Net, check_net
 from .recurrence import Recurrence
+from .start_scales import check_scales, glorot_uniform_, keras_, scale_
 
 
 def spectral_(W: Tensor, radius: float, generator: torch.Generator | None = None) -> Tensor:
@@ -149,6 +151,7 @@ class Initialiser:
     options: Options = field(default_factory=dict)  # with their defaults
     draw_structured: Draw | None = None  # in place of draw_W, if W has a structure
     keeps_radius: bool = False  # a structured W need only have the spectral radius, not the entries
+    is_keras: bool = False  # what is no matrix of Glorot's is drawn by `keras_`
     is_ring: bool = False  # |L| of a complex diagonal lies between the options inner and radius
 
 
@@ -222,6 +225,11 @@ INITIALISERS: dict[str, Initialiser] = {
         lambda W, options, generator: sparse_(W, 0.95, generator=generator),
         keeps_radius=True,
     ),
+    "keras": Initialiser(
+        "as in Keras: orthogonal over all gates; R and V uniform by Glorot; forget bias 1",
+        lambda W, options, generator: glorot_uniform_(W, generator),
+        is_keras=True,
+    ),
     "ring": Initialiser(
         "lru: |L|^2 uniform between inner^2 and radius^2; R and V N(0, 1 / columns)",
         lambda W, options, generator: fan_(W, 1.0, False, generator),
@@ -231,7 +239,17 @@ INITIALISERS: dict[str, Initialiser] = {
 }
 
 
-def initialise(net: AnyNet, name: str, *, seed: int = 0, **given: float) -> AnyNet:
+def initialise(
+    net: AnyNet,
+    name: str,
+    *,
+    seed: int = 0,
+    std_in: float | None = None,
+    std_rec: float | None = None,
+    std_out: float | None = None,
+    forget_bias: float | None = None,
+    **given: float,
+) -> AnyNet:
     """Draw the weights of a network by a name of INITIALISERS and its options (radius, std).
 
     Matrices are drawn, W block by block if the name has a rule for it; biases become 0. "torch"
@@ -239,10 +257,18 @@ def initialise(net: AnyNet, name: str, *, seed: int = 0, **given: float) -> AnyN
     their definitions say, and so is a structured W, unless the name has a rule for W that the
     structure can represent. Other per-unit parameters and x0 stay as they are.
 
+    std_in, std_rec, std_out  draw R, W (of a structured one its raw M) and V from N(0, std^2)
+        instead; std_rec is refused where the name has a rule for W
+    forget_bias  the initial bias of forget gates
     given  values of the initialiser's options, in place of their defaults
     """
+    scales = check_scales(
+        {"std_in": std_in, "std_rec": std_rec, "std_out": std_out, "forget_bias": forget_bias}
+    )
     initialiser = INITIALISERS[choose("initialiser", name, INITIALISERS)]
     check_net(net)
+    if std_rec is not None and initialiser.draw_W is not None:
+        raise OptionError(f"$std_rec draws W, and so does $init {name}: choose one of them.")
     generator = torch.Generator(device=net.like.device).manual_seed(check_seed(seed))
     for option, value in given.items():
         if option not in initialiser.options:
@@ -250,10 +276,7 @@ def initialise(net: AnyNet, name: str, *, seed: int = 0, **given: float) -> AnyN
             raise InputError(f"initialiser '{name}' takes {known}; got {option}.")
         real(option, value, 0, above=option != "inner")  # only inner may be zero
     options = {**initialiser.options, **given}
-    recurrences: dict[str, Recurrence] = {}
-    for path, module in net.named_modules():
-        if isinstance(module, Recurrence):
-            recurrences[path] = module
+    recurrences = {path: m for path, m in net.named_modules() if isinstance(m, Recurrence)}
     with torch.no_grad():
         for key, parameter in net.named_parameters():
             *path_of_owner, leaf = key.split(".")
@@ -276,6 +299,9 @@ def initialise(net: AnyNet, name: str, *, seed: int = 0, **given: float) -> AnyN
                 ring_(recurrence, options["inner"], options["radius"], generator)
             if initialiser.draw_W is not None:
                 place_blocks(recurrence, name, initialiser, options, generator)
+        if initialiser.is_keras:
+            keras_(net, recurrences.values(), generator)
+        scale_(net, recurrences.values(), scales, generator)
     return net
 
 

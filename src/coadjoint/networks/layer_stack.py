@@ -236,7 +236,12 @@ class Layers(nn.Module):
                 visible.append(rows.reverse_time(h) if reverse else h)
                 parts = [part for part in drive if part is not None]
                 direction_run = DirectionRun(
-                    run, parts, recurrence.hidden, reverse, input_weights=input_weights
+                    run,
+                    parts,
+                    recurrence.hidden,
+                    reverse,
+                    input_weights=input_weights,
+                    slot_names=recurrence.slot_names,
                 )
                 directions.append(direction_run)
             h = torch.cat(visible, 1)

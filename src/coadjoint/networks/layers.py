@@ -61,6 +61,7 @@ class DirectionRun:
     project: Tensor | None = None  # of an LSTM with projections
     mask: Tensor | None = None  # of recurrent dropout, [B, d]
     input_weights: InputWeights | None = None  # those that made the drive; None: a step function
+    slot_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,8 +229,8 @@ class Recorded(Sequence[Costates]):
         unit = torch.where(unit == NO_EXPONENT, 0, unit).to(self.items[0].powers.dtype)
         rows = torch.cat([scale(lam.rows, (lam.powers - unit)[:, None]) for lam in self.items], 1)
         run_of_all = JoinedRun([lam.trajectory.run for lam in self.items])
-        visible = [lam.trajectory.visible_states for lam in self.items]
-        trajectory = JoinedLayers(first.layout, run_of_all, first.hidden, visible)
+        layers = [lam.trajectory for lam in self.items]
+        trajectory = JoinedLayers(first.layout, run_of_all, first.hidden, layers)
         return Costates(trajectory, rows, unit, self.items[0].loss)
 
     def whole(self) -> Costates:
@@ -246,12 +247,22 @@ class Recorded(Sequence[Costates]):
 class JoinedLayers(RecurrenceRun):
     """The states of several layers as one state."""
 
-    parts: Sequence[Tensor]  # the visible states of each layer
+    layers: Sequence[RecurrenceRun]
 
     @property
     def visible_states(self) -> Tensor:
         """The visible states of all layers side by side, [T + 1, B, .]."""
-        return torch.cat(list(self.parts), 2)
+        return torch.cat([layer.visible_states for layer in self.layers], 2)
+
+    def slot_columns(self, names: Sequence[str]) -> list[slice]:
+        """The entries of the slots with these names in every layer."""
+        columns: list[slice] = []
+        begin = 0  # of a layer's entries in the state of all
+        for layer in self.layers:
+            own = layer.slot_columns(names)
+            columns += [slice(begin + each.start, begin + each.stop) for each in own]
+            begin += layer.run.x.shape[1]
+        return columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -435,5 +446,6 @@ def name_costates(layout: Layout, place: Place, found: FoundCostate, loss: Tenso
         dropped_out = DroppedOutRun(run, torch.cat([direction.mask, mask_of_steps]))
         lam = dropped_out.fold_mask(lam)
         run = dropped_out
-    trajectory = LayerRun(layout, run, direction.hidden, *place)
+    names = direction.slot_names
+    trajectory = LayerRun(layout, run, direction.hidden, *place, slot_names=names)
     return Costates(trajectory, lam, costate.exponent, loss.to(lam.dtype))

@@ -255,6 +255,7 @@ class Network(Recurrence, Readout):
             layout=layout,
             run=run,
             hidden=self.hidden,
+            slot_names=self.slot_names,
             network=self,
             u_rows=u_rows,
             a_rows=a_rows,

@@ -141,6 +141,8 @@ class Recurrence(PicklableModule):
         self.visible_slots = [0]
         if self.cell is not None and self.cell.shows:
             self.visible_slots = [self.cell.slots.index(slot) for slot in self.cell.shows]
+        if getattr(self.step, "shows_all", False):
+            self.visible_slots = list(range(self.slots))
         self.visible_width = len(self.visible_slots) * hidden
         self.n = self.slots * hidden
         self._make_x0(x0, make)
@@ -148,6 +150,18 @@ class Recurrence(PicklableModule):
             self._add_structure(self.cell, structure)
         Recurrence.reset_parameters(self)  # not that of a subclass, which is not complete yet
         engines.resolve(self._engine, self.cell, self.x0.device.type)  # refuses one that cannot run
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The names of the slots; those of a step function without names are numbers, or "h"."""
+        if self.cell is not None:
+            return self.cell.slots
+        names: tuple[str, ...] | None = getattr(self.step, "slot_names", None)
+        if names is not None and len(names) == self.slots:
+            return names
+        if isinstance(self.step, nn.LSTMCell):
+            return ("h", "c")
+        return ("h",) if self.slots == 1 else tuple(map(str, range(self.slots)))
 
     def _slots_of_step(self) -> int:
         """The number of parts of a step function's state: its `slots`, 2 of an LSTMCell, or 1."""
@@ -201,6 +215,8 @@ class Recurrence(PicklableModule):
         if structure is None:
             assert cell.structure is not None
             module = cell.structure(units=self.hidden)
+        elif structure == structures.FREE:
+            module = structures.Free(cell.structure, cell.name, self.hidden)
         else:
             module = structures.structure(structure, self.hidden)
         parametrize.register_parametrization(self, "W", module.to(self.x0.device))
@@ -253,6 +269,9 @@ class Recurrence(PicklableModule):
             for name, initial in self._initial_values().items():
                 if isinstance(initial, Uniform):
                     self.p[name].copy_(initial(self.hidden, generator))
+            draw_units = getattr(self.step, "draw_units", None)  # some steps of this package
+            if draw_units is not None:
+                draw_units(generator)
 
     def _draw_structure(self, generator: torch.Generator | None) -> None:
         """Draw the raw matrices of a structured W by the rule of its structure, `begin`.

@@ -106,7 +106,11 @@ class StackRun(RunOutputs):
                 direction = DIRECTIONS[direction_run.reverse]
                 place: Place = ("", 0, index, direction)
                 by_direction[direction] = LayerRun(
-                    self.layout, direction_run.run, direction_run.hidden, *place
+                    self.layout,
+                    direction_run.run,
+                    direction_run.hidden,
+                    *place,
+                    slot_names=direction_run.slot_names,
                 )
             layers.append(by_direction)
         return layers

@@ -72,6 +72,11 @@ class LayeredModule(nn.RNNBase):
         return [f"_l{layer}{direction}" for layer in layers for direction in directions]
 
     @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The names of the parts of the state; with projections h = W_hr m, and m is its part."""
+        return ("m" if self.proj_size else "h", "c")[: self.slots]
+
+    @property
     def engine(self) -> Choice:
         """The name of the engine that runs this module on its present device; `.why` says why.
 
@@ -242,7 +247,9 @@ class LayeredModule(nn.RNNBase):
         direction_run = None
         if frame.is_recorded:
             assert run is not None
-            direction_run = network_layers.DirectionRun(run, drive, d, reverse, project, mask)
+            direction_run = network_layers.DirectionRun(
+                run, drive, d, reverse, project, mask, slot_names=self.slot_names
+            )
         return DirectionOutput(h, last, direction_run)
 
     def _run_normalised(

@@ -10,6 +10,7 @@ layered       costates of several layers, as penalties see them
 penalty_type  Penalty: a function of costates with a name; sums and multiples of them
 penalties     G({lam_t}): the penalties that come with the package
 tangents      the tangent loss: how outputs change along directions of the input
+state_parts   costates of some slots of the state: dL/dh alone of an LSTM
 root_mean_squares  costates per sqrt(n), for layers of different widths
 draws         random signs for penalties that draw directions
 schedules     a number as a function of the step: rho, or a factor on an optimiser's step size

@@ -51,6 +51,7 @@ from .schedules import exponential as exponential
 from .schedules import inverse_time as inverse_time
 from .schedules import linear as linear
 from .schedules import pretrain as pretrain
+from .state_parts import StatePart
 from .tangents import output_change as output_change
 from .tangents import shifts as shifts
 from .tangents import tangent as tangent
@@ -256,7 +257,8 @@ def omega_published(lam: BaseCostates) -> Tensor:
     gradient); steps with ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and samples is
     divided by the number of steps left: one value for the batch, given to every sample.
     """
-    if lam.axis is not TIME or getattr(lam, "per", None) is not None:
+    is_changed = hasattr(lam, "per") or isinstance(lam, StatePart)
+    if lam.axis is not TIME or is_changed:
         raise Unsupported(
             "penalty 'omega-published' is that of published code: it differentiates with respect "
             f"to one W shared by all steps {TIME.through}. Use 'omega'."

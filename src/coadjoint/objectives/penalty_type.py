@@ -15,6 +15,7 @@ from ..sweeps.costates import BaseCostates
 from .layered import PARTS as PARTS
 from .layered import LayeredCostates, PlacedRun
 from .root_mean_squares import LayeredRootMeanSquares, RootMeanSquares
+from .state_parts import part_of_each, slot_names
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Penalty(Portable):
     mixes_samples  whether the value of a sample depends on the other samples of its batch
     with_slope  its value together with its slope by log ||lam_i||, Costates -> ([B], [L + 1, B]),
            if it depends on nothing else; for costates of which none is zero
+    part   the slots of the state whose costates it takes, in alphabetical order; () for all
     reads_costates  whether its derivative goes through the costates of the loss that it is given;
            only then does Penalised(hold="source") make a difference
 
@@ -55,6 +57,7 @@ class Penalty(Portable):
     reads_run_only: bool = False
     mixes_samples: bool = False
     with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None
+    part: tuple[str, ...] = ()
     reads_costates: bool = True
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
@@ -85,6 +88,7 @@ class Penalty(Portable):
             draws=self.draws,
             reads_run_only=self.reads_run_only,
             mixes_samples=self.mixes_samples,
+            part=self.part,
             reads_costates=self.reads_costates,
         )
 
@@ -94,33 +98,56 @@ class Penalty(Portable):
         return self.value
 
     @remembers_origin
-    def on(self, what: str | None = None, **where: object) -> Penalty:
-        """The same penalty on some of the costates of several layers.
+    def on(
+        self,
+        what: str | None = None,
+        *,
+        part: str | Sequence[str] | None = None,
+        **where: object,
+    ) -> Penalty:
+        """The same penalty on some of the costates.
 
         on(layer=0), on(direction="forward"), ...  the layers with these properties
-        on("top")    the last layer; of an encoder-decoder, the decoder
-        on("whole")  the states of all layers as one
+        on("top")     the last layer; of an encoder-decoder, the decoder
+        on("whole")   the states of all layers as one
+        on(part="h")  of an lstm: dL/dh alone, without dL/dc; any slots of the cell, by name
 
-        For a network of one layer, each of these is that layer.
+        For a network of one layer, each choice of layers is that layer. Of a part, J_t' lam_t is
+        that part of it, and a direction r_t has entries in the part alone.
         """
+        names = self._check_part(part)
         if what is not None:
             choose("layers", what, ("top", "whole"))
         for name in where:
             choose("part of a stack", name, PARTS)
         words = [what] if what else []
         words += [f"{name}={value!r}" for name, value in where.items()]
+        words += names
 
         def value(lam: BaseCostates | LayeredCostates) -> Tensor:
             """The penalty on the chosen layers; of a network of one layer, on that layer."""
-            if isinstance(lam, BaseCostates):
-                return self(lam)
-            if where:
-                lam = lam.select(**where)
-            if what == "top":
-                lam = top_layer(lam)
-            return self(lam.joined() if what == "whole" else lam)
+            chosen: BaseCostates | LayeredCostates = lam
+            if not isinstance(chosen, BaseCostates):
+                chosen = chosen.select(**where) if where else chosen
+                chosen = top_layer(chosen) if what == "top" else chosen
+                chosen = chosen.joined() if what == "whole" else chosen
+            return self(part_of_each(chosen, names) if names else chosen)
 
-        return self._like_this(f"{self.name} on {', '.join(words)}", value)
+        chosen_by_name = self._like_this(f"{self.name} on {', '.join(words)}", value)
+        return replace(chosen_by_name, part=names) if names else chosen_by_name
+
+    def _check_part(self, part: str | Sequence[str] | None) -> tuple[str, ...]:
+        """The names of the slots in alphabetical order, () for None; refused if it has no parts."""
+        if part is None:
+            return ()
+        if self.name in WITHOUT_NORMS:
+            raise Unsupported(
+                f"penalty '{self.name}' cannot be taken of a part of the state: it "
+                f"{WITHOUT_NORMS[self.name]}."
+            )
+        if self.part:
+            raise InputError(f"penalty '{self.name}' is on a part of the state already.")
+        return slot_names(part)
 
     @remembers_origin
     def per(self, unit: str = "sqrt n") -> Penalty:
@@ -158,6 +185,7 @@ class Penalty(Portable):
             draws=self.draws or right.draws,
             reads_run_only=self.reads_run_only and right.reads_run_only,
             mixes_samples=self.mixes_samples or right.mixes_samples,
+            part=self.part if self.part == right.part else (),
             reads_costates=self.reads_costates or right.reads_costates,
         )
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..sweeps.costates import Axis, BaseCostates
 from ..sweeps.run import SweepRun
 from .layered import LayeredCostates
+from .state_parts import Names, part_of
 
 
 class RootMeanSquares(BaseCostates):
@@ -67,6 +68,10 @@ class RootMeanSquares(BaseCostates):
     def detach(self) -> RootMeanSquares:
         """The same costates without their graph."""
         return RootMeanSquares(self.own.detach())
+
+    def part(self, names: Names) -> RootMeanSquares:
+        """Those of a part of the state, by the number of its entries."""
+        return RootMeanSquares(part_of(self.own, names))
 
     def of(self, other: BaseCostates) -> BaseCostates:
         """Other costates of the same run in these coordinates."""

@@ -11,7 +11,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
@@ -59,12 +59,14 @@ class RecurrenceRun(HasLayout):
     """One run of a recurrence over a batch.
 
     x [T+1, B, n], state [B, n] (each sample's last), lengths [B], mask [T+1, B]. Padding is zero.
-    n is the number of units times the slots of the cell.
+    n is the number of units times the slots of the cell, whose names are `slot_names`; () where
+    they have none.
     """
 
     layout: Layout
     run: SweepRun
     hidden: int
+    slot_names: tuple[str, ...] = field(default=(), kw_only=True)
 
     @functools.cached_property
     def x(self) -> Tensor:
@@ -85,6 +87,19 @@ class RecurrenceRun(HasLayout):
     def visible_states(self) -> Tensor:
         """The first slot of x, the part that others read, [T + 1, B, hidden]."""
         return self.x[..., : self.hidden]
+
+    def slot_columns(self, names: Sequence[str]) -> list[slice]:
+        """The entries of the slots with these names, in the order of the state."""
+        return slot_columns(self.slot_names, names, self.hidden)
+
+
+def slot_columns(slots: Sequence[str], names: Sequence[str], d: int) -> list[slice]:
+    """The entries of the named slots in a state of `slots`, d entries each; others are refused."""
+    for name in names:
+        if name not in slots:
+            known = ", ".join(slots) or "none with a name"
+            raise InputError(f"this state has no part '{name}'; its parts: {known}.")
+    return [slice(i * d, (i + 1) * d) for i, slot in enumerate(slots) if slot in names]
 
 
 class StatesRun(Protocol):

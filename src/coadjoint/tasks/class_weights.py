@@ -90,8 +90,8 @@ def count_classes(train: Sequences | Samples, classes: int) -> np.ndarray:
 def weigh_classes(batch: Batch, weights: np.ndarray, every: bool) -> Batch:
     """Return the batch with its loss weighted: sum_t w_{y_t} l_t / T_j, or w_{y_j} l_j.
 
-    T_j are the steps of sample j that have a target. The weights are no shares: they are not
-    divided by their sum. every: whether each step has a target.
+    T_j are the steps of sample j that have a target; 1 for a batch whose losses are sums. The
+    weights are no shares: they are not divided by their sum. every: whether each step has a target.
     """
     of_class = torch.from_numpy(weights).to(batch.u.dtype)
     mask: Tensor = of_class[batch.y.clamp(min=0)]
@@ -100,5 +100,7 @@ def weigh_classes(batch: Batch, weights: np.ndarray, every: bool) -> Batch:
         counted = (steps < torch.as_tensor(batch.lengths)).to(mask.dtype)
         if batch.mask is not None:
             counted = counted * batch.mask
-        mask = mask * counted / counted.sum(0).clamp(min=1)
+        mask = mask * counted
+        if batch.reduce == "mean":
+            mask = mask / counted.sum(0).clamp(min=1)
     return replace(batch, mask=mask, reduce="sum")

@@ -181,6 +181,8 @@ class Memorisation(Generated):
         m = self.positions
         low, high = self.span
         steps = np.arange(low, high + 1) + 2 * m
+        if self.reduce == "sum":
+            steps = np.ones_like(steps)
         return {
             "loss": float((m * math.log(k) / steps).mean()),
             "right": float(k) ** -m,

@@ -117,6 +117,20 @@ class Task:
         """
         raise NotImplementedError
 
+    def reduce_by(self, reduce: str) -> None:
+        """Let the loss of a sequence be the "mean" or the "sum" over its time steps (or tokens).
+
+        It holds in training and on held-out sequences. Refused for a task with one target for each
+        sequence; metrics other than the loss stay as they are.
+        """
+        choose("reduce", reduce, ("mean", "sum"))
+        if self.readout == "last":
+            raise InputError(
+                "reduce is over the time steps of a sequence with a target at every step; this "
+                "task has one target for each sequence or sample."
+            )
+        self.reduce = reduce
+
     @property
     def selectors(self) -> dict[str, bool]:
         """The metrics that may choose the best weights, and whether less of each is better."""

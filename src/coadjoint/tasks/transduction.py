@@ -124,7 +124,7 @@ class Transduction(Generated):
         answers_right = []
         for L in lengths:
             entropy, letters, answer = self.guess(L)
-            losses.append(entropy / (L + 1))
+            losses.append(entropy / (L + 1) if self.reduce == "mean" else entropy)
             tokens.append(L + 1)  # the letters and the end
             tokens_right.append(letters + 1)
             answers_right.append(answer)

@@ -22,7 +22,10 @@ from .schemas import check_data
 from .tensor_header import Header, ModelMetadata, read_metadata
 
 # How weights are initialised does not matter to a network whose weights are loaded.
-INITIALISATION_KEYS = ("init", "radius", "inner", "std", "gain", "persistence")
+INITIALISATION_KEYS = (
+    "init", "radius", "inner", "std", "std_in", "std_rec", "std_out", "forget_bias", "gain",
+    "persistence",
+)  # fmt: skip
 
 
 class ModelDescription(ModelMetadata):

@@ -62,7 +62,9 @@ class NetworkSection(Section):
         None, description="units in each layer (default 64); 64,32: one number for each layer"
     )
     layers: SmallInt | None = Field(
-        None, description="number of layers (1); for gated-feedback, its inner layers (2)"
+        None,
+        description="number of layers (1); for gated-feedback and unicornn-layers, its inner "
+        "layers (2)",
     )
     bidirectional: bool | None = Field(None, description="read sequences in both directions")
     residual: bool | None = Field(
@@ -97,7 +99,7 @@ class NetworkSection(Section):
         None,
         description=(
             "structure of W: antisymmetric, orthogonal, cayley, diagonal, low-rank or dale; some "
-            "cells have a fixed one"
+            "cells have a fixed one, which free gives up after the start"
         ),
     )
     x0: Literal["zero", "learned"] | None = Field(None, description="initial state; default zero")
@@ -142,8 +144,8 @@ class NetworkSection(Section):
         None,
         description=(
             "initial weights: torch, gaussian, spectral, sparse, orthogonal, identity, glorot, he, "
-            "sigmoid, basic-tanh, smart-tanh or ring; spectral by default with --radius; of a "
-            "chain orthogonal (default), gaussian or torch"
+            "sigmoid, basic-tanh, smart-tanh, keras or ring; spectral by default with --radius; of "
+            "a chain orthogonal (default), gaussian or torch"
         ),
     )
     radius: PositiveFloat | None = Field(
@@ -159,6 +161,21 @@ class NetworkSection(Section):
     inner: NonNegativeFloat | None = Field(None, description="ring: smallest initial |L| (0)")
     std: PositiveFloat | None = Field(
         None, description="initial standard deviation of R and V (0.1)"
+    )
+    std_in: NonNegativeFloat | None = Field(
+        None, description="draw R, the weights of the inputs, with this standard deviation"
+    )
+    std_rec: NonNegativeFloat | None = Field(
+        None,
+        description="draw W with this standard deviation; of a cell whose equations define W, its "
+        "free matrix M",
+    )
+    std_out: NonNegativeFloat | None = Field(
+        None, description="draw V, the weights of the readout, with this standard deviation"
+    )
+    forget_bias: FiniteFloat | None = Field(
+        None,
+        description="lstm, peephole, minlstm: initial bias of the forget gate (--init keras: 1)",
     )
     eps: PositiveFloat | None = cell_option(
         "antisymmetric, lipschitz, unicornn: step size; cornn: damping"

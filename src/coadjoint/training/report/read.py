@@ -252,6 +252,12 @@ class RunRecord:
         is_scaled = bool(data) and data.get("standardise") is not False
         return is_scaled and "mse" in self.held_out_stems()
 
+    @property
+    def loss_over_steps(self) -> str:
+        """How the loss of a sequence is made of its time steps, if that was chosen; else ""."""
+        reduce = as_mapping(self.config.get("training")).get("reduce")
+        return f"{reduce} over time steps" if reduce in ("mean", "sum") else ""
+
     def held_out_stems(self) -> list[str]:
         """The held-out metrics, without their tolerances: "right" for "right_0.2"."""
         # keys of the store are ("held-out", split, metric)

@@ -146,11 +146,13 @@ class RunFigures:
         return chart.figure()
 
     def _loss_unit(self) -> str:
-        """The unit of the loss, if it is another than that of the errors."""
+        """How the loss is made of time steps, and its unit if it is another than the errors'."""
+        over_steps = self.run.loss_over_steps
+        text = f", the {over_steps}" if over_steps else ""
         if not self.run.has_scaled_loss:
-            return ""
+            return text
         return (
-            ", in standardised units: the targets have mean 0 and standard deviation 1. "
+            f"{text}, in standardised units: the targets have mean 0 and standard deviation 1. "
             "mse and mae are in the units of the data"
         )
 

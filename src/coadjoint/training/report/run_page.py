@@ -204,9 +204,14 @@ def describe_weights(result: Row) -> str:
 
 def _metric_name(run: RunRecord, metric: str) -> str:
     """The metric in words, with its unit if it is not what one would expect."""
-    if metric == "loss" and run.has_scaled_loss:
-        return "loss, standardised units"
-    return shown_metric(metric)
+    if metric != "loss":
+        return shown_metric(metric)
+    words = ["loss"]
+    if run.loss_over_steps:
+        words.append(run.loss_over_steps)
+    if run.has_scaled_loss:
+        words.append("standardised units")
+    return ", ".join(words)
 
 
 def final_tables(run: RunRecord) -> list[Table]:
