@@ -291,7 +291,7 @@ def test_loss_costates_and_both_orders_of_gradients_equal_the_loop(name, turn):
     for G in USED[turn::2]:
         ours = co.penalties.penalty(penalty_of(G) if G != "none" else lambda lam: 0 * lam.loss)(lam)
         per_path = [[oracles.PENALTIES[G](path) for path in said.paths.values()] for said in truth]
-        theirs = torch.stack([sum(y) / len(y) for y in per_path])
+        theirs = torch.stack([sum(y) / len(y) for y in per_path]).double()
         if G != "none":
             close(ours, theirs, 1e-10, G)
         found = gradients((weights * (lam.loss + 0.3 * ours)).sum(), case)

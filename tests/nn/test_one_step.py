@@ -13,6 +13,7 @@ from torch.nn.utils import parametrizations
 
 import coadjoint as co
 from coadjoint.nn import cells, layers, one_step
+from coadjoint.sweeps.torch_internals import tree_leaves
 from compare import close
 
 DOUBLE = {"dtype": torch.float64}
@@ -250,3 +251,22 @@ def test_refusals_of_one_step_are_those_of_a_sweep():
     with torch.no_grad():
         module.weight_hh_l0.untyped_storage().resize_(0)
     assert one_step.step_of_layers(module, module._weight_names, u, None) is None
+
+
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"])
+def test_new_states_may_be_changed_before_a_backward_pass(name):
+    module = getattr(co.nn, name)(3, 4, dtype=torch.float64)
+    u = torch.randn(*(() if name.endswith("Cell") else (1,)), 2, 3, dtype=torch.float64)
+    gradients = []
+    for change in (False, True):
+        module.zero_grad()
+        outputs = tree_leaves(module(u))
+        loss = sum((k + 1) * y.sum() for k, y in enumerate(outputs))
+        if change:
+            with torch.no_grad():
+                for y in outputs:
+                    y.fill_(3)
+        loss.backward()
+        gradients.append([p.grad.clone() for p in module.parameters()])
+    for kept, changed in zip(*gradients, strict=True):
+        assert torch.equal(kept, changed)

@@ -49,7 +49,7 @@ def test_a_text_is_read_as_its_next_characters(tmp_path):
         one_hot = np.eye(len(d.labels))[wanted[:-1]] - shares
         np.testing.assert_allclose(batch.u[:, 0].numpy(), one_hot, atol=1e-15)
         start = end
-    assert "read as a text" in data.summary()
+    assert "is read as a text" in " ".join(data.summary().split())  # lines are wrapped
 
 
 def test_the_metrics_are_those_of_the_definition(tmp_path):

@@ -105,7 +105,7 @@ def sequences(tmp_path, name="d.csv", **columns):
     return write(tmp_path / name, ",".join(["id", "time", "a", *columns]), rows)
 
 
-def test_the_next_step_is_predicted_for_numbers_only(tmp_path):
+def test_the_next_step_is_predicted_for_numbers_or_for_one_column_of_words(tmp_path):
     path = sequences(tmp_path, sky=["sun", "rain"])
     options = {"kind": "next", "irregular": "allow", **ALL}
     data = Data.read(path, categorical="auto", **options)
@@ -115,8 +115,8 @@ def test_the_next_step_is_predicted_for_numbers_only(tmp_path):
     prediction = Data.for_prediction(data.describe(), path)
     header = next(prediction.rows([]))
     assert header[-1] == "prediction"
-    with pytest.raises(DataError, match="--kind next predicts the columns of numbers"):
-        Data.read(path, categorical="sky", features="sky", **options)
+    words = Data.read(path, categorical="sky", features="sky", **options)
+    assert (words.description.symbols, words.description.labels) == ("symbol", ["rain", "sun"])
 
 
 def test_words_of_held_out_files_have_the_numbers_of_training(tmp_path):

@@ -326,7 +326,7 @@ def test_recorded_gradients_are_the_same(monkeypatch):
         check(a, b.objective, b.gradient, 1e-14)
         assert (a.rho, a.share, ours.state) == (b.rho, b.share, theirs.state)
         assert torch.equal(a.penalties, b.penalties)
-    assert kinds == [0.0, 0.0, 1.0, 1.0]
+    assert kinds == [(0.0, None), (0.0, None), (1.0, None), (1.0, None)]  # and no source is held
 
 
 # samples of a batch

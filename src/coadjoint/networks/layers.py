@@ -446,6 +446,5 @@ def name_costates(layout: Layout, place: Place, found: FoundCostate, loss: Tenso
         dropped_out = DroppedOutRun(run, torch.cat([direction.mask, mask_of_steps]))
         lam = dropped_out.fold_mask(lam)
         run = dropped_out
-    names = direction.slot_names
-    trajectory = LayerRun(layout, run, direction.hidden, *place, slot_names=names)
+    trajectory = LayerRun(layout, run, direction.hidden, *place, slot_names=direction.slot_names)
     return Costates(trajectory, lam, costate.exponent, loss.to(lam.dtype))

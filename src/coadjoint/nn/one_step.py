@@ -57,6 +57,16 @@ def step_of_cell(
     if states is None:
         return None
     after: Hidden = CELLS[mode](input, states if slots > 1 else states[0], *weights)
+    return free_to_change(after, mode) if isinstance(after, Tensor) else after
+
+
+def free_to_change(after: Tensor, mode: str) -> Tensor:
+    """The new state, which may be changed in place before a backward pass, as that of a sweep.
+
+    The derivative of tanh and ReLU is computed from their values, so that these are copied.
+    """
+    if mode.startswith("RNN") and after.requires_grad:
+        return after.clone()
     return after
 
 
@@ -117,7 +127,8 @@ def step_of_layers(
             module.bidirectional,
             module.batch_first,
         )
-        last = (h,)
+        output = free_to_change(output, module.mode)
+        last = (free_to_change(h, module.mode),)
     if is_single:
         output = output.squeeze(1)
         last = tuple(y.squeeze(1) for y in last)

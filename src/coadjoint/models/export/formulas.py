@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from ...cells.activations import ACTIVATIONS, ActivationFunction
 from ...cells.cell import Cell
 from ...cells.formula import PRIMITIVES, Node, dependent_nodes, is_const, walk
-from ...cells.steps import DeepTransition, FeedbackLayer, GatedFeedback, MixedLSTM, ResetBefore
+from ...cells.steps import (
+    DeepTransition,
+    FeedbackLayer,
+    GatedFeedback,
+    MixedLSTM,
+    ResetBefore,
+    UnICORNNLayers,
+)
+from ...cells.unicornn_layers import OscillatorLayer
 from ...errors import Unsupported
 from ...networks.effective_weights import EffectiveWeights
 from ...networks.recurrence import Recurrence
@@ -253,10 +261,32 @@ def write_feedback_layer(
     return [writer.apply("mul", o, writer.apply("tanh", c), name="h"), c]
 
 
+def write_unicornn_layers(
+    writer: Writer, step: UnICORNNLayers, u: Value, state: Sequence[Value], prefix: str
+) -> list[Value]:
+    """The step of `unicornn-layers`."""
+    below = u
+    new: list[Value] = []
+    for index, level in enumerate(step.levels):
+        assert isinstance(level, OscillatorLayer)
+        y, z = state[2 * index : 2 * index + 2]
+        names = f"{prefix}_level{index}"
+        e = writer.constant(step.eps * torch.sigmoid(level.c.detach()), f"{names}_e")
+        own = writer.apply("mul", writer.constant(level.w, f"{names}_w"), y, name="own")
+        a = writer.apply("add", writer.affine(below, level.R, level.b, f"{names}_R"), own, name="a")
+        pulled = writer.apply("mul", step.alpha, y, dtype=y.dtype, name="pulled")
+        force = writer.apply("add", writer.apply("tanh", a, name="n"), pulled, name="force")
+        z = writer.apply("sub", z, writer.apply("mul", e, force, name="slowed"), name="z")
+        below = writer.apply("add", y, writer.apply("mul", e, z, name="moved"), name="y")
+        new += [below, z]
+    return new
+
+
 StepWriter = Callable[..., list[Value]]
 STEP_WRITERS: dict[type[nn.Module], StepWriter] = {
     ResetBefore: write_reset_before,
     MixedLSTM: write_mixed_lstm,
     DeepTransition: write_deep_transition,
     GatedFeedback: write_gated_feedback,
+    UnICORNNLayers: write_unicornn_layers,
 }

@@ -58,8 +58,8 @@ def may_be_text(path: str | os.PathLike[str], max_bytes: int) -> bool:
 def holds_table(path: str | os.PathLike[str], max_bytes: int) -> bool:
     """Tell whether a file in text is a table of numbers.
 
-    It is one if, with one of SEPARATORS, its first lines have equally many cells, and each of them
-    after the first (the header) holds a number.
+    It is one if, with one of SEPARATORS, its first lines have equally many cells, each of them but
+    the first (the header) holds a number, and the header holds none, or all cells are numbers.
     """
     source = unpack(load_file(path, max_bytes), max_bytes)
     head = next(source.parts(), b"")
@@ -71,13 +71,15 @@ def holds_table(path: str | os.PathLike[str], max_bytes: int) -> bool:
 
 
 def are_rows(lines: list[str], separator: str) -> bool:
-    """Tell whether lines are a header and rows that hold a number each."""
+    """Tell whether lines are a header and rows that hold a number each, or numbers alone."""
     try:
         rows = list(csv.reader(lines, delimiter=separator, strict=True))
     except csv.Error:
         return False
     if len(rows) < 2 or len({len(row) for row in rows}) != 1:
         return False
+    if any(map(is_number, rows[0])):
+        return all(all(map(is_number, row)) for row in rows)
     return all(any(map(is_number, row)) for row in itertools.islice(rows, 1, None))
 
 
