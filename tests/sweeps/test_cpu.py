@@ -102,7 +102,7 @@ class Problem:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_compiled_loops_equal_the_definition(name, size, dtype):
     problem, bar = Problem(name, *SIZES[size], dtype), BARS[dtype]
     ours, true = problem.tape(c_engine), problem.tape(reference)
