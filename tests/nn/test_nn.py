@@ -1424,7 +1424,7 @@ COMPILED = {
     "GRU, inductor": ("inductor", lambda: co.nn.GRU(3, 5, **DOUBLE)),
 }
 # The others hold each kind of module and each backend; each of them takes a second.
-COMPILED_LATER = ("RNN", "LSTM, dropout")
+COMPILED_LATER = ("GRU in a model", "RNN", "LSTM, dropout")
 
 
 @pytest.mark.slow
@@ -1446,7 +1446,9 @@ def test_compiled_training_is_training(name, compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("eager", marks=pytest.mark.thorough), "aot_eager"]
+)
 def test_compiled_models_take_other_shapes(backend, compiled):
     torch.manual_seed(0)
     module = co.nn.GRU(3, 5, **DOUBLE)

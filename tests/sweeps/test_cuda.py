@@ -191,6 +191,7 @@ def test_a_scaled_sweep_continues_one_begun_elsewhere(chip):
 @pytest.mark.parametrize(
     ("name", "dtype"), [*itertools.product(CELLS, (F64, F32)), *((name, F64) for name in NEWER)]
 )
+@pytest.mark.sampled(2)
 def test_slopes_and_bends_of_a_kernel_equal_torchs(name, dtype, chip):
     """Slopes and bends by a kernel and by torch's operations."""
     chip(Mode())
