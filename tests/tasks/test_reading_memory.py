@@ -10,7 +10,7 @@ T, C = 100, 24  # steps, features
 PARTS = 6 << 20  # bytes: what is being read or looked at
 # Sequences by the files that hold them. What is read at a time weighs more in a text, whose set is
 # larger for that.
-SEQUENCES = {("d.parquet", "d.arrow", "d.npz", "d.npy"): 900, ("d.csv",): 1800}
+SEQUENCES = {("d.parquet", "d.arrow", "d.npz", "d.npy"): 900, ("d.csv",): 2700}
 CHILD = """
 import sys
 from coadjoint.tasks.data import Data
