@@ -33,11 +33,14 @@ if (
 # Tests whose names begin so share what is slow to set up: they run in one process, one after
 # another.
 TOGETHER = (
+    "tests/cli/test_cluster.py",
     "tests/cli/test_compare.py",
     "tests/house/test_layers.py",
     "tests/house/test_lines.py",
     "tests/house/test_mutants.py",
+    "tests/security/test_crafted_run_folder.py",
     "tests/training/test_many_processes.py",
+    "tests/training/test_page.py",
     "tests/nn/test_own_loops.py",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[ddp",
     "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[sharded",

@@ -22,6 +22,7 @@ from coadjoint.cells.formula import held
 from coadjoint.cells.library import CELLS
 from compare import close, difference
 from paths import EXAMPLES, ROOT
+from sampling import one_in
 
 F64 = torch.float64
 ENGINES = ["cpu", "reference", "autograd"]
@@ -391,33 +392,34 @@ LARGE = [
 ]
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("cell", "activation", "dtype"), LARGE)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
-def test_cells_stay_finite_at_arguments_of_ten_thousand(cell, activation, dtype):
+def test_cells_stay_finite_at_arguments_of_ten_thousand(cell, activation, dtype, engine):
     """Saturated units of either sign, first and second order, all engines: finite, and zero
     costates are left out.
     """
     dtype = getattr(torch, dtype)
     u = torch.tensor([[1e4, 0], [-1e4, 0], [0, 1e4], [50, -50], [1e4, -1e4], [0, 0]], dtype=dtype)
-    for engine in ENGINES:
-        torch.manual_seed(0)
-        net = co.Network(
-            cell,
-            inputs=2,
-            hidden=3,
-            outputs=1,
-            activation=OWN.get(activation, activation),
-            dtype=dtype,
-            engine=engine,
-        )
-        with torch.no_grad():
-            net.R.copy_(torch.cat([torch.tensor([[1, 0.0], [0, 1], [-1, 1]])] * (len(net.R) // 3)))
-        lam = net(torch.stack([u, u.flip(0), -u])).costates(lambda y: (y**2).sum(-1))
-        for name in ("log-ratio", "log-variance", "omega"):
-            objective = (lam.loss + co.penalties.PENALTIES[name](lam)).mean()
-            grads = torch.autograd.grad(objective, list(net.parameters()), retain_graph=True)
-            assert all(torch.isfinite(g).all() for g in grads), (engine, name)
-        assert torch.isfinite(lam.rows).all()
+    torch.manual_seed(0)
+    net = co.Network(
+        cell,
+        inputs=2,
+        hidden=3,
+        outputs=1,
+        activation=OWN.get(activation, activation),
+        dtype=dtype,
+        engine=engine,
+    )
+    with torch.no_grad():
+        net.R.copy_(torch.cat([torch.tensor([[1, 0.0], [0, 1], [-1, 1]])] * (len(net.R) // 3)))
+    lam = net(torch.stack([u, u.flip(0), -u])).costates(lambda y: (y**2).sum(-1))
+    for name in ("log-ratio", "log-variance", "omega"):
+        objective = (lam.loss + co.penalties.PENALTIES[name](lam)).mean()
+        grads = torch.autograd.grad(objective, list(net.parameters()), retain_graph=True)
+        assert all(torch.isfinite(g).all() for g in grads), (engine, name)
+    assert torch.isfinite(lam.rows).all()
 
 
 def test_tables_hold_what_the_names_promise():
@@ -868,7 +870,7 @@ def test_temporal_components_of_every_cell_add_up_to_the_gradient(name):
 
 
 TRAINED = [
-    *((name, "last") for name in (*CELLS, "lstm-1997-truncated")),
+    *one_in(3, ((name, "last") for name in (*CELLS, "lstm-1997-truncated"))),
     *(("elman", r) for r in ("mean", "tilted", "tilted-tanh", "attention")),
 ]
 

@@ -346,7 +346,10 @@ def test_reset_before_and_after_the_product_differ():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["gru-before", "deep 3, shortcut", "feedback tanh 2", "feedback gru 3", "feedback lstm 2"],
+    [
+        *("gru-before", "deep 3, shortcut", "feedback tanh 2", "feedback lstm 2"),
+        pytest.param("feedback gru 3", marks=pytest.mark.thorough),
+    ],
 )
 def test_it_learns_to_remember_its_first_input(name):
     """The sign of one number of the first step, four noisy steps later, of a hundred sequences; log

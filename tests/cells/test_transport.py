@@ -145,6 +145,7 @@ def answers(model):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MAKE)
+@pytest.mark.sampled(3)
 def test_a_network_comes_back_bit_for_bit(name, way):
     torch.manual_seed(0)
     model = MAKE[name]()
@@ -274,6 +275,7 @@ PENALISED = {
         pytest.param(co.Truncated(2, 2), id="Truncated"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_a_method_finds_the_same_gradient_after_the_journey(method, way):
     torch.manual_seed(0)
     net = co.Network("gru", output="softmax", **SIZES)
@@ -385,6 +387,7 @@ def test_models_arrive_in_a_spawned_process():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_models_arrive_in_a_process_of_joblib():
     joblib = pytest.importorskip("joblib")
     models = sent()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import sampling
 from coadjoint.cells import library, steps
 from coadjoint.cli import compared_runs, program
 from coadjoint.networks import initialisers
@@ -141,12 +142,40 @@ def test_the_page_of_a_cell_says_everything_about_it(coadjoint, name):
     assert [text for text in PAGES[name] if text not in out] == []
 
 
-NAMES = [
+# one name at a time
+SINGLE = [
     *(["--cell", name] for name in library.CELLS),
     *(["--penalty", name] for name in penalties.PENALTIES),
     *(["--optimiser", name] for name in recipes.OPTIMISERS),
-    *(["--cell", name] for name in (*steps.STEPS, "reservoir")),
     *(["--init", name] for name in initialisers.INITIALISERS if name != "ring"),
+    *(["--schedule", name] for name in schedules.SCHEDULES),
+]
+
+
+def together(**tables):
+    """Words that give every name of these options, with as few runs as the longest table has."""
+    runs = [[] for _ in range(max(map(len, tables.values())))]
+    for option, names in tables.items():
+        for words, name in zip(runs, names, strict=False):
+            words += [f"--{option}", name]
+    return runs
+
+
+TOGETHER = [
+    *together(
+        cell=[*library.CELLS],
+        penalty=[*penalties.PENALTIES],
+        schedule=[*schedules.SCHEDULES],
+    ),
+    *together(
+        optimiser=[*recipes.OPTIMISERS],
+        init=[name for name in initialisers.INITIALISERS if name != "ring"],
+    ),
+]
+NAMES = [
+    *TOGETHER,
+    *(sampling.later(words) for words in SINGLE if words not in TOGETHER),
+    *(["--cell", name] for name in (*steps.STEPS, "reservoir")),
     ["--cell", "lru", "--init", "ring", "--inner", "0.9", "--radius", "0.99", "--skip"],
     ["--cell", "cornn", "--dt", "0.1", "--gamma", "1", "--eps", "2", "--freeze", "W,b"],
     ["--cell", "gated-feedback", "--layers", "3", "--unit", "gru"],
@@ -156,7 +185,6 @@ NAMES = [
     ["--cell", "lstm-1997", "--truncated", "--no-skip"],
     ["--layers", "2", "--bidirectional", "--deep", "6,5"],
     ["--structure", "orthogonal", "--readout", "attention", "--attention-steps", "5"],
-    *(["--schedule", name] for name in schedules.SCHEDULES),
     ["--method", "rtrl"],
     ["--method", "truncated", "--k1", "3", "--k2", "6"],
     ["--penalty", "variance", "--weight-schedule", "inverse-time", "--weight-rate", "1"],

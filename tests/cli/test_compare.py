@@ -465,7 +465,9 @@ def eventually(condition, seconds=300):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
-@pytest.mark.parametrize("victim", ["comparison", "worker"])
+@pytest.mark.parametrize(
+    "victim", ["comparison", pytest.param("worker", marks=pytest.mark.thorough)]
+)
 def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
     """SIGKILL to the comparison, or to the process between it and a run; the run would
     take hours.

@@ -161,6 +161,7 @@ def count_by_hand(monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("B", [1, 3])
+@pytest.mark.sampled(2)
 def test_gradients_of_the_loss_are_torchs(name, B, count_by_hand):
     chain, batch = problem(name, B)
     truth = Truth(chain, batch)

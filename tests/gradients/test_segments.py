@@ -112,7 +112,7 @@ def sampled(cases, one_in):
 
 
 @needs_compiler
-@pytest.mark.parametrize("case", list(sampled(table("cpu", 29), 5)), ids=str)
+@pytest.mark.parametrize("case", list(sampled(table("cpu", 29), 9)), ids=str)
 def test_segments_have_the_bits_of_one_sweep(case):
     assert_same_bits(case)
 

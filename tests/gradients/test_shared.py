@@ -16,7 +16,7 @@ from sharing import LOSS, SHARDS
 CASES = sharing.gradient_cases()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shards", [1, 2, 6])
 @pytest.mark.parametrize("name", [n for n in CASES if not n.startswith(("elman", "lstm", "gru"))])
 def test_shards_add_up_to_the_whole(name, shards):

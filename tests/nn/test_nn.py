@@ -199,8 +199,8 @@ def crossed(name, more, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARITY)
-def test_outputs_and_gradients_equal_torchs(name, record_property):
-    count = 60
+def test_outputs_and_gradients_equal_torchs(name, record_property, thorough):
+    count = 60 if thorough else 30
     for i, case in enumerate(crossed(*PARITY[name], count)):
         theirs, ours = case.pair()
         for n, y in theirs.state_dict().items():
@@ -521,6 +521,7 @@ def as_function(module, names):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", PARITY)
+@pytest.mark.sampled(2)
 def test_modules_pass_gradgradcheck(name, engine):
     name, more = PARITY[name]
     case = Case(name, more, (3, 2, 1, 3))
@@ -1028,6 +1029,7 @@ class Small(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_distributed_data_parallel_averages_gradients(tmp_path):
     torch.manual_seed(0)
     model, u, y = Small(), torch.randn(5, 4, 3, **DOUBLE), torch.randn(4, **DOUBLE)
@@ -1073,6 +1075,7 @@ def test_outputs_lie_in_memory_as_torchs(case):
 @each
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 def test_edits_between_forward_and_backward_are_noticed(case, engine):
     """What a derivative reads may not change before it is taken; or else it must not matter."""
     for name in ("u", "x0", "weight_ih_l0", "weight_hh_l0", "bias_hh_l0", "weight_hr_l0"):
@@ -1120,6 +1123,7 @@ def test_no_steps_at_all_are_handled_as_torch_does():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("engine", ENGINES)
 @each
+@pytest.mark.sampled(3)
 def test_a_number_that_is_not_finite_stays_in_its_sample(case, engine, value):
     found, j = [], 1
     for module in case.pair():
@@ -1420,7 +1424,7 @@ COMPILED = {
     "GRU, inductor": ("inductor", lambda: co.nn.GRU(3, 5, **DOUBLE)),
 }
 # The others hold each kind of module and each backend; each of them takes a second.
-COMPILED_LATER = ("RNN", "LSTM, dropout")
+COMPILED_LATER = ("GRU in a model", "RNN", "LSTM, dropout")
 
 
 @pytest.mark.slow
@@ -1442,7 +1446,9 @@ def test_compiled_training_is_training(name, compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("eager", marks=pytest.mark.thorough), "aot_eager"]
+)
 def test_compiled_models_take_other_shapes(backend, compiled):
     torch.manual_seed(0)
     module = co.nn.GRU(3, 5, **DOUBLE)

@@ -192,7 +192,7 @@ CONTEXTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+@pytest.mark.parametrize("name", ["LSTM", pytest.param("GRU", marks=pytest.mark.thorough)])
 def test_what_is_unusual_is_swept(name, monkeypatch):
     u = torch.randn(1, 2, 3)
     module = getattr(co.nn, name)(3, 4)

@@ -112,6 +112,7 @@ def by_hand(name, net, j, x, lam, direct, of_output):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("name", [n for n in PENALTIES if n != "omega-published"])
+@pytest.mark.sampled(3)
 def test_penalties_equal_their_formulas_in_numpy(name, readout, lengths, engine):
     net, u = network(readout, engine=engine)
     n = LENGTHS[lengths]

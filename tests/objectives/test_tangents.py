@@ -93,6 +93,7 @@ def costates(net, u):
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sampled(3)
 def test_the_loss_and_its_gradient_are_those_of_the_whole_jacobian(name, engine):
     make, options = NETWORKS[name]
     net, oracle = make(engine, **options), make("autograd", **options)

@@ -297,6 +297,7 @@ def test_logs_behind_a_link_are_refused(run, outside):
 
 @pytest.mark.parametrize("kind", [link, hard_link, dangling, pipe])
 @pytest.mark.parametrize("name", ["report.html", "model.safetensors", "environment.json"])
+@pytest.mark.sampled(2)
 def test_files_that_are_replaced_are_made_anew(run, outside, name, kind):
     before = contents(outside)
     (run / name).unlink()

@@ -102,6 +102,7 @@ def handled(f, module, u):
 
 
 @pytest.mark.parametrize(("name", "backend"), BACKENDS)
+@pytest.mark.sampled(2)
 def test_compiled_gradients_may_be_changed_in_place(name, backend):
     if not compiler(backend):
         pytest.skip("torch.compile finds no C++ compiler")

@@ -102,7 +102,7 @@ class Problem:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_compiled_loops_equal_the_definition(name, size, dtype):
     problem, bar = Problem(name, *SIZES[size], dtype), BARS[dtype]
     ours, true = problem.tape(c_engine), problem.tape(reference)
@@ -237,6 +237,7 @@ ULPS = {"sigmoid": 4, "softplus": 4, "tanh": 4, "exp": 3, "log": 3}
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", sorted(PRIMITIVES))
+@pytest.mark.sampled(2)
 def test_compiled_functions_are_accurate_to_a_few_units(name, dtype):
     """Each function of the formulas within a few units in the last place, and where numbers end as
     torch does.
@@ -267,6 +268,7 @@ def test_compiled_functions_are_accurate_to_a_few_units(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", CELLS)
+@pytest.mark.sampled(2)
 def test_compiled_slopes_and_bends_equal_torchs(name, dtype):
     """Slopes and bends by the compiled loop and by torch's operations."""
     problem = Problem(name, [5, 5, 2], 21, dtype)

@@ -207,8 +207,8 @@ def report(record_property, failures, skipped, executed, expected):
 )
 def test_every_penalty_in_every_setting_equals_the_oracle(variant, loss, thorough, record_property):
     """Every penalty in all five settings. Where the run is not thorough, in some of them in turn:
-    one for each loss of a cell that has all six, so that it meets every setting, with every third
-    penalty, so that it meets each with two losses; and two otherwise, one with every other penalty
+    one for each loss of a cell that has all six, so that it meets every setting, with every sixth
+    penalty, so that it meets each with one loss; and two otherwise, one with every other penalty
     and one with the rest.
     """
     groups, turn = list(cases.cross(*variant, loss)), cases.CROSS.index((variant, loss))
@@ -227,7 +227,7 @@ def part_of(groups, turn, has_all_losses):
     taken = [group for i, group in enumerate(groups) if (i + turn) % len(groups) < count]
     if has_all_losses:
         cell_and_loss = sum(divmod(turn, len(cases.CROSS_LOSSES)))
-        return [group[cell_and_loss % 3 :: 3] for group in taken]
+        return [group[cell_and_loss % 6 :: 6] for group in taken]
     return [group[i::2] for i, group in enumerate(taken)]
 
 

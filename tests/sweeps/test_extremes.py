@@ -213,6 +213,7 @@ def test_cells_are_accurate_at_the_extremes(name, dtype):
 
 @TYPES
 @pytest.mark.parametrize("name", ["lstm", "scrn-learned", "minlstm", "lru"])
+@pytest.mark.sampled(2)
 def test_compiled_derivatives_are_accurate_at_the_extremes(name, dtype):
     with precise.precision(dtype):
         Compared(name, dtype).derivatives(c_engine.pointwise)

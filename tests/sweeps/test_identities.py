@@ -84,7 +84,7 @@ def test_adjoint_and_tangent_are_transposes(cell, engine, linked):
     "options", [{}, {"counted": "weighted", "reduce": "mean", "weighted": True, "x0": "given"}]
 )
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_bptt_is_rtrl_is_untruncated(cell, engine, readout, options):
     net, batch, loss = prepared(cell, engine, readout=readout, **options)
     expected = co.BPTT()(net, batch, loss).gradient
@@ -126,7 +126,7 @@ def test_penalty_without_a_gradient_is_plain(cell, engine):
 @on_engines
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_padding_is_not_read(cell, engine, loss):
     net, batch, _ = prepared(cell, engine, loss=loss, seed=12)
     beyond = torch.arange(5)[:, None] >= torch.as_tensor(batch.lengths)
@@ -167,7 +167,7 @@ def test_loss_times_a_power_of_two_moves_the_exponent_of_costates_alone(cell, en
 @pytest.mark.slow
 @on_engines
 @pytest.mark.parametrize("G", ["squared-norm", "omega", "log-ratio"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_frozen_parameters_change_nothing_else(cell, engine, G):
     net, batch, loss = prepared(cell, engine)
     everything = penalised(net, batch, loss, G)
@@ -270,7 +270,7 @@ def test_sample_alone_is_sample_in_batch(cell, engine):
 @on_engines
 @pytest.mark.parametrize("method", [co.BPTT(), co.Penalised("log-ratio", 0.3)])
 @pytest.mark.slow
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_split_batches_average_to_the_full_batch(cell, engine, method):
     net, batch, loss = prepared(cell, engine, B=6, ragged=False)
     parts = [
@@ -349,7 +349,7 @@ def nan_memory():
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("G", ["log-ratio", "omega", "norm-stabiliser"])
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_nothing_unwritten_is_read(cell, ragged, readout, G, nan_memory):
     found = {}
     for engine in ENGINES:

@@ -825,7 +825,7 @@ def test_push_is_the_derivative_by_the_inputs(name: str, readout: str, engine: s
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 @pytest.mark.parametrize(("name", "readout"), CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_penalised_gradients_and_curvature_equal_the_loops(
     name: str, readout: str, engine: str
 ) -> None:
@@ -864,6 +864,7 @@ def test_a_result_that_is_ignored_needs_no_cotangent() -> None:
 )
 @pytest.mark.parametrize("lengths", [LENGTHS, [T] * B])
 @pytest.mark.parametrize("name", ["odd", "lstm", "mute"])
+@pytest.mark.sampled(2)
 def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sources: str) -> None:
     """<lam, g> + <del, ga> = <s, mu> + <sa, nu> for any sources and links; the engines agree,
     scaled or not.
@@ -1102,7 +1103,7 @@ def test_equal_lengths_and_both_sources_equal_the_loops(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize(("name", "readout"), CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_forward_over_reverse_gives_hessian_products(name: str, readout: str, engine: str) -> None:
     """BPTT without a graph; the Hessian of L, and that of L + G, times a direction, in forward mode
     over the gradient.
@@ -1118,6 +1119,7 @@ def test_forward_over_reverse_gives_hessian_products(name: str, readout: str, en
 
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("G", [*BY_HAND, "omega", "norm-stabiliser", "tangent", "output-variance"])
+@pytest.mark.sampled(2)
 def test_each_penalty_and_its_gradient_equal_the_loops(G: str, readout: str) -> None:
     """The value and the gradient of each penalty alone."""
     name = "rate"
@@ -1290,6 +1292,7 @@ def test_costates_far_outside_the_range_of_their_type_are_exact(
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.sampled(2)
 def test_each_sample_has_its_own_scale(dtype: torch.dtype, readout: str, engine: str) -> None:
     """Samples with gains and sources of their own: h' = u h, so that lam_{t-1} = s_{t-1} + u_t
     lam_t.

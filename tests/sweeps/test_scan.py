@@ -19,6 +19,7 @@ from coadjoint.sweeps.plan import Saved, SweepPlan
 from coadjoint.sweeps.rows import Rows
 from compare import close
 from problems import Problem
+from sampling import one_in
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +71,7 @@ def known(monkeypatch):
     "sizes", SIZES, ids=lambda s: f"T{len(s)} B{s[0]}{'' if s[0] == s[-1] else ' ragged'}"
 )
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_the_loops_are_those_of_the_definition(name, sizes, dtype):
     Problem(name, sizes, 5, dtype).against(scan)
 
@@ -93,13 +94,14 @@ def quick_loop(monkeypatch):
     "sizes", [[1] * 1000, [3] * 1001, [3] * 400 + [1] * 600], ids=["1000", "1001", "ragged"]
 )
 @pytest.mark.parametrize("name", ["mingru", "lru", "three"])
+@pytest.mark.sampled(3)
 def test_long_sequences_equal_the_definition(name, sizes, quick_loop):
     Problem(name, sizes, 3).against(
         scan, ("s s_last sa link", "s s_last k_last scaled"), ("g ga link",), 1e-11
     )
 
 
-@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("name", one_in(2, LINEAR))
 def test_ten_thousand_steps_equal_the_loop(name, quick_loop):
     Problem(name, [1] * 10_000, 3).against(scan, ("s sa",), ("g ga",), 1e-10)
 

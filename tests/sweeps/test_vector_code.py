@@ -66,6 +66,7 @@ def build(compiler, source, out, *flags):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.sampled(2)
 def test_products_are_vectors_of_full_width(tmp_path, compiler, target, dtype):
     library = build(compiler, elman_source(dtype), tmp_path / "cell.so", *FLAGS, f"-march={target}")
     dump = subprocess.run(

@@ -350,7 +350,7 @@ def at(kind, point, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("point", POINTS)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_value_gradient_and_hessian_equal_the_loops(point, kind):
     model = at(kind, point)
     along = directions(model.parameters, 1)

@@ -264,7 +264,7 @@ FIGURES = {
 
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("name", FIGURES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_every_figure_is_drawn_without_a_complaint(browser, pages, name, screen):
     browser.open(pages[name], **SCREENS[screen])
     assert browser.complaints() == []
@@ -292,6 +292,7 @@ def test_every_figure_is_drawn_without_a_complaint(browser, pages, name, screen)
 
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("name", ["run", "chain", "tasks", "faint", "diagnosis"])
+@pytest.mark.sampled(3)
 def test_labels_of_rules_and_colour_bars_do_not_touch_others(browser, pages, name, screen):
     """The label of a goal, and the numbers below a colour bar, against those in the same line."""
     browser.open(pages[name], **SCREENS[screen])

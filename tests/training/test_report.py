@@ -905,14 +905,18 @@ def test_the_table_of_fields_is_large_enough():
     FIELDS,
     ids=lambda v: v if isinstance(v, str) else ".".join("KEY" if p is KEY else str(p) for p in v),
 )
-def test_nothing_read_becomes_markup(tmp_path, file, path):
-    """The elements of a page with a hostile word are those of the same page with a harmless one."""
+def test_nothing_read_becomes_markup(tmp_path, file, path, thorough):
+    """The elements of a page with a hostile word are those of the same page with a harmless one.
+
+    Where the run is not thorough, every field meets half of the words, in turn.
+    """
     plant(tmp_path / "good", file, path, "harmless")
     expected = page_of(tmp_path / "good")
     assert ((file, path) in NOT_SHOWN) == (
         "harmless" not in expected.text + json.dumps(expected.data)
     )
-    for k, payload in enumerate(PAYLOADS):
+    turn = FIELDS.index((file, path)) % 2
+    for k, payload in enumerate(PAYLOADS if thorough else PAYLOADS[turn::2]):
         plant(tmp_path / str(k), file, path, payload)
         page = page_of(tmp_path / str(k))
         assert page.elements == expected.elements

@@ -467,7 +467,7 @@ def test_a_run_makes_and_locks_its_folder_once(tmp_path, monkeypatch):
 
 
 def test_of_many_that_begin_at_once_one_wins(tmp_path):
-    for race in range(20):
+    for race in range(10):
         folder = tmp_path / str(race)
         folder.mkdir()
         go, gone, end = os.pipe(), os.pipe(), os.pipe()
@@ -681,6 +681,7 @@ def checkpointed(args):
 )
 @pytest.mark.parametrize("name", ["rename", "fsync", "mkdir"])
 @pytest.mark.parametrize("after", [0, 3])
+@pytest.mark.sampled(3)
 def test_a_call_that_fails_stops_the_run_and_what_was_there_stays(
     tmp_path, monkeypatch, tiny_run, name, number, after
 ):
@@ -1029,6 +1030,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("end", range(1, 12))
+@pytest.mark.sampled(4)
 def test_every_step_is_a_place_to_stop_at(tmp_path_factory, recipe, end):
     options = RECIPES[recipe]
     whole = tmp_path_factory.getbasetemp() / f"whole-{recipe}"

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from coadjoint.errors import CoadjointError, ConfigError, MissingError, StorageError
 from coadjoint.training import settings
 from paths import read_table
+from sampling import later
 from work import TooMuch, counted
 
 FORMATS = ("yaml", "json", "toml")
@@ -246,11 +247,11 @@ def test_deep_nesting_is_refused(here, kind, text):
 
 SLOW = [
     ("json", '{"a": "' + '\\"' * 490_000),
-    ("toml", 'a = """' + '\\"' * 490_000),
+    later(("toml", 'a = """' + '\\"' * 490_000)),
     ("toml", "a = " + "'" * 990_000),
     ("toml", 'a = "\\' * 190_000),
     ("yaml", "a: " + "1" * 990_000),
-    ("yaml", 'a: "' + "\\" * 990_000),
+    later(("yaml", 'a: "' + "\\" * 990_000)),
     ("yaml", "a: " + "0_" * 490_000 + "x: no"),
 ]
 
