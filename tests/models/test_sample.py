@@ -91,7 +91,7 @@ def test_without_a_prime_a_text_begins_after_a_line_feed(model):
     ("given", "message"),
     [
         ({"prime": "thé €"}, "never saw: 'é', '€'"),
-        ({"prime": ""}, "prime must hold a character, at least"),
+        ({"prime": ""}, "prime must hold at least one character"),
         ({"length": 0}, "length must be a whole number, at least 1"),
         ({"count": 0}, "count must be a whole number, at least 1"),
         ({"temperature": -1.0}, "temperature must be"),
@@ -143,6 +143,14 @@ def test_a_text_is_stepped_through_blanks_included(model):
         answer, state = model.step(symbol, state)
     assert answer.value in model.labels
     assert answer.probabilities.sum() == pytest.approx(1)
+
+
+def test_a_network_that_reads_the_next_symbol_is_not_trained_to_predict_it(tmp_path):
+    (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
+    both = ["--train", "book.txt", "--kind", "next", "--bidirectional", "--out", "both"]
+    error = run(tmp_path, "train", *both, code=2)
+    assert "--bidirectional reads the next character before predicting it" in error
+    assert not (tmp_path / "both").exists()
 
 
 @pytest.mark.thorough
