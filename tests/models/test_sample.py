@@ -174,6 +174,8 @@ def test_the_commands_train_resume_and_sample_a_text(tmp_path):
     assert again.startswith(whole.rstrip("\n"))
     run(tmp_path, "sample", "whole", "--length", "5", "--out", "s.txt")
     assert (tmp_path / "s.txt").read_text(encoding="utf-8")
+    error = run(tmp_path, "sample", "whole", "--length", "5", "--out", "none/s.txt", code=4)
+    assert "its folder does not exist. Create it" in error
     error = run(tmp_path, "sample", "whole", "--prime", "€", code=2)
     assert "never saw" in error
     page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
