@@ -91,7 +91,7 @@ def test_without_a_prime_a_text_begins_after_a_line_feed(model):
     ("given", "message"),
     [
         ({"prime": "thé €"}, "never saw: 'é', '€'"),
-        ({"prime": ""}, "prime must hold a character, at least"),
+        ({"prime": ""}, "prime must hold at least one character"),
         ({"length": 0}, "length must be a whole number, at least 1"),
         ({"count": 0}, "count must be a whole number, at least 1"),
         ({"temperature": -1.0}, "temperature must be"),
@@ -145,6 +145,14 @@ def test_a_text_is_stepped_through_blanks_included(model):
     assert answer.probabilities.sum() == pytest.approx(1)
 
 
+def test_a_network_that_reads_the_next_symbol_is_not_trained_to_predict_it(tmp_path):
+    (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
+    both = ["--train", "book.txt", "--kind", "next", "--bidirectional", "--out", "both"]
+    error = run(tmp_path, "train", *both, code=2)
+    assert "--bidirectional reads the next character before predicting it" in error
+    assert not (tmp_path / "both").exists()
+
+
 @pytest.mark.thorough
 def test_the_commands_train_resume_and_sample_a_text(tmp_path):
     (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
@@ -166,6 +174,8 @@ def test_the_commands_train_resume_and_sample_a_text(tmp_path):
     assert again.startswith(whole.rstrip("\n"))
     run(tmp_path, "sample", "whole", "--length", "5", "--out", "s.txt")
     assert (tmp_path / "s.txt").read_text(encoding="utf-8")
+    error = run(tmp_path, "sample", "whole", "--length", "5", "--out", "none/s.txt", code=4)
+    assert "its folder does not exist. Create it" in error
     error = run(tmp_path, "sample", "whole", "--prime", "€", code=2)
     assert "never saw" in error
     page = (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")

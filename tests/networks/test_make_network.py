@@ -143,11 +143,11 @@ def test_the_same_call_gives_the_same_bits_and_another_seed_others():
             "residual adds the output of the layer below, dense puts it beside the layer's own: "
             "choose one."),
         ({"hidden": [3, 4], "layers": 3},
-            "hidden 3,4 has 2 numbers, but the network 3 layers: give one number, or one for each "
-            "layer."),
+            "hidden 3,4 has 2 numbers, but the network has 3 layers: give one number, or one for "
+            "each layer."),
         ({"hidden": [3, 4], "cell": ["gru"]},
-            "hidden 3,4 has 2 numbers, but the network 1 layer: give one number, or one for each "
-            "layer."),
+            "hidden 3,4 has 2 numbers, but the network has 1 layer: give one number, or one for "
+            "each layer."),
         ({"hidden": [3, 4], "outputs": 3, "readout": "sequence"},
             "hidden 3,4: when the output is a sequence, an encoder and its decoder have one number "
             "of units."),

@@ -54,6 +54,7 @@ TABLES = read_table(__file__, "bad_tables.json")
 CSV = {name: tuple(row.values()) for name, row in TABLES.items()}
 CSV |= {  # tables that are not text
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), NEXT, ["data.csv", "UTF-16", "UTF-8"]),
+    "a program": (b"\x7fELF" + b"\0\0\0\1" * 30, NEXT, ["data.csv:1", "not a text file"]),
     "UTF-16 without a mark": ("a,b\n1,2\n".encode("utf-16-le"), NEXT, ["data.csv", "UTF-16"]),
     "latin-1": ("a,b\n1,2\ncaf\u00e9,2\n".encode("latin-1"), NEXT,
         ["data.csv:3", "0xe9", "latin-1", "UTF-8"]),

@@ -212,7 +212,8 @@ def test_unknown_symbols_are_read_and_are_no_targets(tmp_path):
         (b"aaaaaaaaaaaaaaaaaaaaaaaaaaaa", "holds one character only, 'a'"),
         (b"\xff\xfea\x00", "UTF-16"),
         (b"caf\xe9 " * 20, "is not UTF-8"),
-        (b"ab", "too few to split"),
+        (b"ab", "has 2 characters, too few to split into 3 sets"),
+        (b"\x7fELF" + b"\0\0\0\1" * 30, "a NUL byte"),
         ("".join(map(chr, range(0x4E00, 0x6000))).encode(), "at most 4,096"),
     ],
 )
@@ -230,3 +231,10 @@ def test_a_damaged_description_is_refused(tmp_path):
     for change in ({"symbols": "word"}, {"at": "last"}, {"labels": good["labels"][::-1]}):
         with pytest.raises(DataError, match="damaged"):
             Description.of(good | change)
+
+
+def test_a_text_that_is_read_as_a_table_is_refused_with_the_flags_of_a_text(tmp_path):
+    path = tmp_path / "poem.txt"
+    path.write_text("a line\n\nanother line\n", encoding="utf-8")
+    with pytest.raises(DataError, match="If the file holds a text, not a table, pass --kind next"):
+        Data.read(str(path), kind="classify", target="a line")

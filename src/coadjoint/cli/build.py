@@ -24,6 +24,7 @@ from .build_task import (
     curriculum_of,
     cut_as_given,
     hide_test_set,
+    refuse_if_answers_are_read,
     steps_per_epoch,
     task_of,
 )
@@ -88,6 +89,7 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     if config.training.test_set is False:
         hide_test_set(task)
     check_size_settings(config, task)
+    refuse_if_answers_are_read(config, task)
     if not has_begun:
         config = replace_values(config, data={"split": resolved_split(task)})
     config, default_notes = resolve_own_defaults(config, None if has_begun else given, task)

@@ -162,6 +162,20 @@ def curriculum_of(config: Config) -> Easiest | None:
     return Easiest(*task.easiest, task.easiest_by or "loss")
 
 
+def refuse_if_answers_are_read(config: Config, task: Task) -> None:
+    """Refuse a network that reads symbols in both directions, if it is to predict the next one.
+
+    Its reverse direction reads the answer, so that all figures, also held-out ones, would be wrong.
+    """
+    from ..tasks.data import Data
+
+    if config.network.bidirectional and isinstance(task, Data) and task.description.symbols:
+        raise ConfigError(
+            f"--bidirectional reads the next {task.description.symbols} before predicting it. "
+            "Leave it out."
+        )
+
+
 def cut_as_given(config: Config, task: Data) -> None:
     """Cut the training sequences of your own data into chunks, if --chunk asks for it."""
     chunk = config.task.chunk

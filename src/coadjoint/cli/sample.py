@@ -22,7 +22,7 @@ def sample(
         None,
         "--prime",
         help="what the network reads first; words with commas between them, if it was trained on "
-        "a column (default: a line feed)",
+        "a column (default: a line feed, or the first symbol in sorted order if there is none)",
     ),
     length: int = typer.Option(200, "--length", help="symbols to write after the prime"),
     temperature: float = typer.Option(

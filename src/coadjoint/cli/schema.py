@@ -28,7 +28,8 @@ class DataSection(Section):
     train: str | None = Field(
         None,
         description="training data: .csv, .csv.gz, .csv.zst, .parquet, .arrow, .npz, .npy or .ts; "
-        "a folder name.co by coadjoint prepare; for a --chain also a folder of images",
+        "a text as .txt with --kind next; a folder name.co by coadjoint prepare; for a --chain "
+        "also a folder of images",
     )
     valid: str | None = Field(
         None,

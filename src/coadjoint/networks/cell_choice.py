@@ -82,8 +82,8 @@ def layer_units(
     if count is not None and count != len(units):
         plural = "" if count == 1 else "s"
         raise OptionError(
-            f"$hidden {listed} has {len(units)} numbers, but the network {count} layer{plural}: "
-            "give one number, or one for each layer."
+            f"$hidden {listed} has {len(units)} numbers, but the network has {count} layer{plural}"
+            ": give one number, or one for each layer."
         )
     return units, len(units) if isinstance(cell, str) else layers
 

@@ -29,11 +29,12 @@ from .option_checks import check_choice, check_stride, check_window
 from .overview import Overview, make_overview
 from .preparation import are_whole_numbers, column_names, read_all
 from .sets import digests_of
-from .shares import divide
+from .shares import FEWEST_ROWS, divide
 from .symbol_sets import symbol_sequences
 from .task import Sequences
 
 MOST_SYMBOLS = 4096  # of a vocabulary
+DEFAULT_SHARE = 0.1  # of a text: the set to validate, and the set to test
 # Options of tables, and of numbers: their defaults. A text takes none of them.
 OF_TABLES: JsonDict = {
     "id": None,
@@ -197,8 +198,22 @@ def read_texts(paths: Mapping[str, Source | None], given: JsonDict, note: str) -
             raise ConfigError(f"{path.path}: a text is read from a file; pass its path.")
         sheets[split] = read_characters(path, given["max_bytes"])
         refuse_same_file(sheets, split)
+    if given["split"] is None and given["window"] is None and len(sheets) == 1:
+        refuse_if_too_short(sheets["train"])
     reading: JsonDict = {"missing": "refuse", "irregular": "allow"}
     return assemble(paths, sheets, given, "character", reading, [note] if note else [])
+
+
+def refuse_if_too_short(sheet: Sheet) -> None:
+    """Refuse a text whose end is too short to be held out, as it is by default."""
+    vocabulary_of(sheet, "character")  # refuses a text of one character, whatever its length
+    n = int(sum(sheet.lengths))
+    if round(n * DEFAULT_SHARE) < FEWEST_ROWS:
+        raise DataError(
+            f"{sheet.path} has {n} characters, too few to split into 3 sets: each held-out set is "
+            f"a tenth of them, at least {FEWEST_ROWS}. Pass a longer text, --valid and --test "
+            "files, or --split 1,0,0."
+        )
 
 
 def refuse_same_file(sheets: Mapping[str, Sheet], split: str) -> None:

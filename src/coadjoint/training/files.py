@@ -39,6 +39,11 @@ def storage_errors(path: AnyPath) -> Iterator[None]:
     except CoadjointError:  # already worded, though some are OSErrors or ValueErrors, too
         raise
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        if isinstance(error, FileNotFoundError) and not Path(path).parent.exists():
+            raise StorageError(
+                f"{os.fspath(path)!r} cannot be written: its folder does not exist. Create it, or "
+                "choose another place."
+            ) from None
         room = ""
         if getattr(error, "errno", None) in FULL_DISK:
             with contextlib.suppress(OSError):

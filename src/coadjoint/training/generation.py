@@ -58,7 +58,7 @@ def split_prime(prime: str | Sequence[str] | None, description: Description) -> 
     if isinstance(prime, str) and d.symbols != "character":
         symbols = [word.strip() for word in prime.split(SEPARATOR)]
     if not symbols:
-        raise InputError(f"prime must hold a {d.symbols}, at least; got {brief(prime)}.")
+        raise InputError(f"prime must hold at least one {d.symbols}; got {brief(prime)}.")
     unknown = sorted({str(word) for word in symbols} - set(d.labels))
     if unknown:
         raise InputError(

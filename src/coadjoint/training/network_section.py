@@ -59,7 +59,9 @@ class NetworkSection(Section):
         ),
     )
     hidden: PositiveInt | list[PositiveInt] | None = Field(
-        None, description="units in each layer (default 64); 64,32: one number for each layer"
+        None,
+        description="units in each layer (default 64; your own data: by its kind, 256 for "
+        "texts); 64,32: one number for each layer",
     )
     layers: SmallInt | None = Field(
         None,

@@ -154,7 +154,9 @@ def decode_utf8(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
     nul = data.find(b"\0")
     if nul >= 0:
         # Text in UTF-16 has a NUL in every other byte, or in many if it is not English.
-        if not begin and data.count(b"\0", 0, 4096) > min(len(data), 4096) // 4:
+        # Other files with many, such as programs, have them at even and at odd places.
+        halves = [data[k:4096:2].count(b"\0") for k in (0, 1)]
+        if not begin and sum(halves) > min(len(data), 4096) // 4 and max(halves) > 8 * min(halves):
             raise DataError(
                 f"{path} looks like text in UTF-16 (every other byte is NUL). Save it as UTF-8."
             )

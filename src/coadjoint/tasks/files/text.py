@@ -156,8 +156,11 @@ class TextRows:
             if not row:
                 blank = blank or line
             elif blank:
+                advice = "Remove it."
+                if table_suffix(self.path) == ".txt":
+                    advice += " If the file holds a text, not a table, pass --kind next --text."
                 self.problems.refuse(
-                    f"{self.path}:{blank}: the line is blank, but rows follow it. Remove it."
+                    f"{self.path}:{blank}: the line is blank, but rows follow it. {advice}"
                 )
             else:
                 yield line, row
