@@ -149,7 +149,11 @@ def test_a_network_that_reads_the_next_symbol_is_not_trained_to_predict_it(tmp_p
     (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
     both = ["--train", "book.txt", "--kind", "next", "--bidirectional", "--out", "both"]
     error = run(tmp_path, "train", *both, code=2)
-    assert "--bidirectional reads the next character before predicting it" in error
+    assert "--bidirectional reads the next character too, which is the answer" in error
+    assert not (tmp_path / "both").exists()
+    (tmp_path / "x.csv").write_text("x\n" + "1\n2\n3\n" * 50)
+    both = ["--train", "x.csv", "--kind", "next", "--bidirectional", "--out", "both"]
+    assert "reads the next row too" in run(tmp_path, "train", *both, code=2)
     assert not (tmp_path / "both").exists()
 
 

@@ -163,17 +163,30 @@ def curriculum_of(config: Config) -> Easiest | None:
 
 
 def refuse_if_answers_are_read(config: Config, task: Task) -> None:
-    """Refuse a network that reads symbols in both directions, if it is to predict the next one.
+    """Refuse a network that reads in both directions, if it is to predict the next step.
 
     Its reverse direction reads the answer, so that all figures, also held-out ones, would be wrong.
     """
-    from ..tasks.data import Data
-
-    if config.network.bidirectional and isinstance(task, Data) and task.description.symbols:
+    answer = next_answer(task)
+    if config.network.bidirectional and answer is not None:
         raise ConfigError(
-            f"--bidirectional reads the next {task.description.symbols} before predicting it. "
-            "Leave it out."
+            f"--bidirectional reads the next {answer} too, which is the answer. Leave it out."
         )
+
+
+def next_answer(task: Task) -> str | None:
+    """What a task asks for at every step if that is a part of the next one; None otherwise."""
+    from ..tasks.data import Data
+    from ..tasks.music import Music
+
+    if isinstance(task, Music):
+        return "notes"
+    if not isinstance(task, Data):
+        return None
+    asked = task.description
+    if asked.symbols:
+        return asked.symbols
+    return "row" if asked.kind == "next" and asked.at == "every" else None
 
 
 def cut_as_given(config: Config, task: Data) -> None:
