@@ -466,8 +466,8 @@ def test_a_run_makes_and_locks_its_folder_once(tmp_path, monkeypatch):
     assert (made, locked) == ([tmp_path / "run"], [tmp_path / "run"])
 
 
-def test_of_many_that_begin_at_once_one_wins(tmp_path):
-    for race in range(10):
+def test_of_many_that_begin_at_once_one_wins(tmp_path, thorough):
+    for race in range(20 if thorough else 10):
         folder = tmp_path / str(race)
         folder.mkdir()
         go, gone, end = os.pipe(), os.pipe(), os.pipe()

@@ -46,6 +46,16 @@ class Step(nn.Module):
             for p in self.parameters():
                 p.uniform_(-bound, bound)
 
+    def state_parts(self, x: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The `slots` parts of a state; InputError if it has another number of parts."""
+        parts = (x,) if isinstance(x, Tensor) else x
+        if len(parts) != self.slots:
+            raise InputError(
+                f"the state has {len(parts)} parts; expected {self.slots}: pass slots=step.slots "
+                "to co.Network."
+            )
+        return parts
+
     def blocks(self) -> list[Tensor]:
         """The matrices between one state and the next, which an initialiser of W fills.
 

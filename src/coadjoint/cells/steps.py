@@ -335,12 +335,7 @@ class GatedFeedback(Step):
 
     def forward(self, u: Tensor, x: Tensor | tuple[Tensor, ...]) -> Tensor:
         """The new state [B, slots hidden], by the equations of the class."""
-        parts = (x,) if isinstance(x, Tensor) else x
-        if len(parts) != self.slots:
-            raise InputError(
-                f"the state has {len(parts)} parts; expected {self.slots}: pass slots=step.slots "
-                "to co.Network."
-            )
+        parts = self.state_parts(x)
         h = parts[: self.layers]  # the top layer first
         c = parts[self.layers :]
         states = torch.stack(h, -2)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..errors import InputError, real
+from ..errors import real
 from .parameters import ParameterOptions
 from .step_type import Step, new_parameter
 
@@ -110,12 +110,7 @@ class UnICORNNLayers(Step):
 
     def forward(self, u: Tensor, x: Tensor | tuple[Tensor, ...]) -> Tensor:
         """The new state [B, 2 layers hidden], by the equations of the class."""
-        parts = (x,) if isinstance(x, Tensor) else x
-        if len(parts) != self.slots:
-            raise InputError(
-                f"the state has {len(parts)} parts; expected {self.slots}: pass slots=step.slots "
-                "to co.Network."
-            )
+        parts = self.state_parts(x)
         below = u
         new: list[Tensor] = []
         for level, y, z in zip(self.levels, parts[::2], parts[1::2], strict=True):
