@@ -334,12 +334,13 @@ def test_mlflow_itself(coadjoint, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_wandb_itself_offline(coadjoint, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     words = [*SMALL.split(), "--steps", "4", "--out", "a", "--logger", "wandb"]
     assert coadjoint("train", *words)[0] == 0
     assert coadjoint("resume", "a", "--steps", "6", "--quiet")[0] == 0
+    wandb.teardown()  # as at the end of a program: its service may write until then
     id = loggers.read_id(tmp_path / "a", "wandb")
     folders = sorted((tmp_path / "a" / "wandb").glob("offline-run-*"))
     assert [folder.name.endswith(f"-{id}") for folder in folders] == [True, True]
