@@ -50,6 +50,14 @@ def test_conjugate_gradients_stop_when_little_is_gained():
     assert conjugate_gradients(lambda x: A @ x, torch.zeros_like(b)).iterations == 0
 
 
+def test_conjugate_gradients_that_begin_at_the_solution_say_its_value():
+    A, x = torch.diag(torch.tensor([1.0, 4.0], dtype=F64)), torch.tensor([3.0, 0.5], dtype=F64)
+    found = conjugate_gradients(lambda y: A @ y, A @ x, start=x)
+    assert (found.iterations, found.products) == (0, 1)
+    assert torch.equal(found.iterates[0], x)
+    assert found.models == [-0.5 * (9 + 1)]
+
+
 def linear_problem():
     """A network that is linear in what is trained: its squared error is a quadratic, and its
     Gauss-Newton matrix the Hessian.
