@@ -1,4 +1,4 @@
-"""The Hopfield network against the formulas of document 002, written out as sums here."""
+"""The Hopfield network against the formulas of Perez Jensen (2024), written out as sums here."""
 
 import itertools
 import math

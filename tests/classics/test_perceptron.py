@@ -11,7 +11,7 @@ import coadjoint as co
 
 
 def algorithm_1(X, y, intercept, passes):
-    """Algorithm 1 of document 002 in exact arithmetic: w, b and the number of updates."""
+    """Algorithm 1 of Perez Jensen (2024) in exact arithmetic: w, b and the number of updates."""
     X = [[Fraction(value) for value in row] for row in X]
     w, b, updates = [Fraction(0)] * len(X[0]), Fraction(0), 0
     for _ in range(passes):

@@ -1,4 +1,4 @@
-"""Galvan's bounds (document 000, (3.24) to (3.33)) against the recursion they are drawn from,
+"""Galvan's bounds (2016, (3.24) to (3.33)) against the recursion they are drawn from,
 against descent with noise on a quadratic, and against vectors.
 """
 

@@ -1,4 +1,4 @@
-"""docs/from-the-repository.md: ours against a transcription of the repository of document 001."""
+"""docs/from-the-repository.md: ours against a transcription of the repository of Johnston and Patel."""
 
 from __future__ import annotations
 

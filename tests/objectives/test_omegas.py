@@ -109,7 +109,7 @@ def test_omega_published_has_the_value_of_omega_where_nothing_is_left_out():
     same(value(net, u, "omega-published"), value(net, u, "omega").mean().expand(B))
 
 
-# Sums of the repository of document 001, of the norms of lam_t / B, t = 1..T: [T, B] -> [B].
+# Sums of the repository of Johnston and Patel, of the norms of lam_t / B, t = 1..T: [T, B] -> [B].
 REPOSITORY = {
     "variance": lambda n: ((n - n.mean(0)) ** 2).sum(0),
     "variance-l1": lambda n: ((n - n.mean(0)) ** 2).sum(0),

@@ -1,4 +1,4 @@
-"""Galvan's forms of addition, multiplication and temporal order (document 000, section 4.1).
+"""Galvan's forms of addition, multiplication and temporal order (2016, section 4.1).
 
 Every number is checked by the definition as it is printed, in exact fractions of L.
 """

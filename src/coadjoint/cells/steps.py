@@ -78,8 +78,8 @@ class MixedLSTM(Step):
     c'      = f * c + i * n
     h'      = o * tanh(U c')
 
-    Lecture notes (document 002, section 5.1), which leave out b. Their G, F, H and V are [W R] of
-    i, f, o and n; z is c, zeta is h. With U = 1 it is cell "lstm".
+    Perez Jensen, Deep Learning (lecture notes, 2024), section 5.1, which leaves out b. Its G, F,
+    H and V are [W R] of i, f, o and n; z is c, zeta is h. With U = 1 it is cell "lstm".
     """
 
     slots = 2

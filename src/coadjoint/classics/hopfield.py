@@ -12,7 +12,7 @@ from .estimator import Array, ClassicEstimator, read_rows
 
 
 class Hopfield(ClassicEstimator):
-    """n units X_i = -1 or +1 with the energy H(X) = -1/2 X'WX + b'X (document 002, section 1.4).
+    """n units X_i = -1 or +1 with the energy H(X) = -1/2 X'WX + b'X.
 
     The Hebbian rule stores patterns x_1..x_s: w_ij = (1/n) sum_t x_ti x_tj, and w_ii = 0. In recall
     one unit after another takes the sign of its field,
@@ -20,7 +20,8 @@ class Hopfield(ClassicEstimator):
         H_i = sum_j w_ij X_j - b_i,   X_i <- +1 if H_i >= 0, else -1
 
     which is the value of lower energy, +1 if both are equal. So the energy never rises, and
-    recall ends in a state that no update changes.
+    recall ends in a state that no update changes. Hopfield, PNAS (1982); Perez Jensen, Deep
+    Learning (lecture notes, 2024), section 1.4.
 
     Args:
         bias: b, one number or [n].

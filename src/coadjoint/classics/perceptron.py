@@ -13,16 +13,17 @@ from .estimator import Array, ClassicEstimator, read_rows
 
 
 class Perceptron(ClassicEstimator):
-    """f(x) = sgn(w'x + b), with w and b from Algorithm 1 of document 002.
+    """f(x) = sgn(w'x + b), with w and b from the perceptron algorithm of Rosenblatt (1958).
 
     Passes over the data, in its order, from w = 0 and b = 0; where f(x) is not y,
 
         w <- w + y x,   b <- b + y          y = +1 for classes_[1], -1 for classes_[0]
 
     until a pass makes no mistake. If a unit vector w* classifies all data with margin gamma > 0 and
-    R is the norm of the longest x, there are at most R^2 / gamma^2 mistakes (Novikoff 1962, theorem
-    1.3). With an intercept this holds for the vectors (x, 1). If no hyperplane separates the
-    classes, there is always another mistake: fit stops after `max_iter` passes and warns.
+    R is the norm of the longest x, there are at most R^2 / gamma^2 mistakes (Novikoff 1962). With
+    an intercept this holds for the vectors (x, 1). If no hyperplane separates the classes, there is
+    always another mistake: fit stops after `max_iter` passes and warns. It is Algorithm 1 of Perez
+    Jensen, Deep Learning (lecture notes, 2024), and the bound theorem 1.3.
 
     Args:
         fit_intercept: Whether there is a b; otherwise b = 0.

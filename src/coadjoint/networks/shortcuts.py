@@ -51,9 +51,10 @@ class Added:
 
 @dataclass(frozen=True, eq=False)
 class Projected:
-    """y^l = h^l + P y^{l-1}: the residual layer of document 002, section 2.3, with its matrix V.
+    """y^l = h^l + P y^{l-1}: a residual layer with a projection.
 
-    With two directions, P has one block for each.
+    It is that of Perez Jensen, Deep Learning (lecture notes, 2024), section 2.3; P is V there. With
+    two directions, P has one block for each.
     """
 
     P: Tensor  # [width of y^l, width of y^{l-1}]
