@@ -1,4 +1,4 @@
-"""docs/from-the-repository.md: ours against a transcription of the repository of Johnston and Patel."""
+"""docs/from-the-repository.md: ours against a transcription of Johnston and Patel's repository."""
 
 from __future__ import annotations
 
