@@ -1,4 +1,4 @@
-"""The classics among the examples, against theorems of Perez Jensen (2024) and computations here."""
+"""The classics among the examples, against theorems of Perez Jensen (2024), computed here again."""
 
 import importlib
 import itertools
