@@ -179,6 +179,9 @@ def test_a_run_of_a_built_in_task_has_no_columns(tmp_path, coadjoint, monkeypatc
     assert coadjoint(*words.split())[0] == 0
     with pytest.raises(co.DataError, match="trained on task 'xor', not on your own data"):
         co.load("run")
+    code, _, err = coadjoint("sample", "run")
+    assert code == 3
+    assert "it knows no columns or symbols" in " ".join(err.split())
 
 
 @pytest.fixture

@@ -157,6 +157,19 @@ def test_a_network_that_reads_the_next_symbol_is_not_trained_to_predict_it(tmp_p
     assert not (tmp_path / "both").exists()
 
 
+def test_a_file_is_replaced_with_force_alone(model, tmp_path, coadjoint, monkeypatch):
+    monkeypatch.setattr("coadjoint.models.model.load", lambda run, warn: model)
+    out = tmp_path / "s.txt"
+    out.write_text("mine", encoding="utf-8")
+    words = ("sample", "run", "--length", "3", "--out", str(out))
+    code, _, err = coadjoint(*words)
+    assert code == 2
+    assert "exists. Pass another --out, or --force to replace it." in " ".join(err.split())
+    assert out.read_text(encoding="utf-8") == "mine"
+    assert coadjoint(*words, "--force")[0] == 0
+    assert len(out.read_text(encoding="utf-8")) == 4  # a line feed ends it
+
+
 @pytest.mark.thorough
 def test_the_commands_train_resume_and_sample_a_text(tmp_path):
     (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")

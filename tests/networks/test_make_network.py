@@ -153,6 +153,9 @@ def test_the_same_call_gives_the_same_bits_and_another_seed_others():
             "of units."),
         ({"hidden": [3, 4], "cell": "gated-feedback"},
             "hidden 3,4: the layers inside gated-feedback have the same units."),
+        ({"cell": "unicornn-layers", "layers": 2, "dense": True},
+            "dense acts between layers, but those of unicornn-layers are inside the cell: leave "
+            "out dense."),
         ({"cell": []}, "cell is empty: `coadjoint cells` lists the names."),
         ({"cell": ["lstm"], "layers": 2},
             "cell lstm makes one layer for each name: leave out layers, or name one cell."),

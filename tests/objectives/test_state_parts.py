@@ -224,6 +224,8 @@ def test_what_is_refused(problem):
         co.penalties.omega_published.on(part="h")
     with pytest.raises(CoadjointError, match="part must be the name of a slot"):
         G.on(part=3)
+    with pytest.raises(CoadjointError, match="part names 'h' twice: name each slot once"):
+        G.on(part=["h", "c", "h"])
     with pytest.raises(CoadjointError, match="is on a part of the state already"):
         G.on(part="h").on(part="c")
     mixed = G.on(part="h") + co.penalties.log_ratio

@@ -344,6 +344,8 @@ class TestArrays:
         check_refusal(lambda: read(path), ".ts files hold sequences", "a folder of images")
         path = put(tmp_path, "d.dat", "1")
         check_refusal(lambda: read(path), "cannot read files named '.dat'")
+        with pytest.raises(DataError, match="For a text of characters, pass --kind next --text"):
+            Data.read(str(path), kind="regress")
 
     @given(
         st.integers(1, 3),

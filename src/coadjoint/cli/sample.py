@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Optional
 
 import typer
 
-from ..errors import escape_controls
+from ..errors import ConfigError, escape_controls, one_line
 from .program import app, print_escaped, warn, with_examples
 
 
@@ -39,6 +40,7 @@ def sample(
     seed: int = typer.Option(0, "--seed", help="the same seed draws the same symbols"),
     count: int = typer.Option(1, "--count", help="how many samples, each from the prime on"),
     out: Optional[Path] = typer.Option(None, "--out", "-o", help="file to write, in UTF-8"),
+    force: bool = typer.Option(False, "--force", help="replace the file, if it exists"),
 ) -> None:
     """Let a network that was trained on symbols (--kind next) continue a text.
 
@@ -47,6 +49,8 @@ def sample(
     from ..models.model import load
     from ..training import files
 
+    if out is not None:
+        refuse_existing(out, force)
     model = load(run, warn)
     texts = model.sample(
         prime,
@@ -63,3 +67,11 @@ def sample(
         return
     files.replace(out, f"{text}\n".encode())
     print_escaped(f"{count} sample{'s' * (count != 1)} -> {out}")
+
+
+def refuse_existing(out: Path, force: bool) -> None:
+    """Refuse a file that exists, unless --force was given: it may be the text of the training."""
+    if os.path.lexists(out) and not force:
+        raise ConfigError(
+            f"{one_line(out, 4096)} exists. Pass another --out, or --force to replace it."
+        )

@@ -393,6 +393,6 @@ def load(
             "the task: co.Model(net, task)."
         )
     raise DataError(
-        f"{run} was trained on task '{description['task']}', not on your own data, so it has no "
-        "columns to read. coadjoint.training.predict.load_model returns its network."
+        f"{run} was trained on task '{description['task']}', not on your own data, so it knows no "
+        "columns or symbols. In Python, coadjoint.training.predict.load_model returns its network."
     )

@@ -114,6 +114,11 @@ def layer_cells(
     if "layers" not in cell_options(names[0]):  # gated-feedback has its layers inside
         cells *= layers or 1
     acting = [option for option, is_on in between.items() if is_on]
+    if acting and len(cells) == 1 and "layers" in cell_options(names[0]):
+        raise OptionError(
+            f"${acting[0]} acts between layers, but those of {names[0]} are inside the cell: leave "
+            f"out ${acting[0]}."
+        )
     if acting and len(cells) == 1:
         raise OptionError(
             f"${acting[0]} acts between layers, but there is only one: give $layers or a list of "

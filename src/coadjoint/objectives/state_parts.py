@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import KindError, Unsupported, brief
+from ..errors import InputError, KindError, Unsupported, brief
 from ..sweeps.costates import BaseCostates, Costates
 from .layered import LayeredCostates
 
@@ -35,7 +35,10 @@ def slot_names(given: object) -> Names:
     names = [name for name in listed if isinstance(name, str)]
     if not names or len(names) < len(listed):
         raise KindError(f"part must be the name of a slot, or a list of them; got {brief(given)}.")
-    return tuple(sorted(set(names)))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"part names '{twice[0]}' twice: name each slot once.")
+    return tuple(sorted(names))
 
 
 def part_of(lam: BaseCostates, names: Names) -> BaseCostates:

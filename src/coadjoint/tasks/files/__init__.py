@@ -103,8 +103,10 @@ def read(path: str | os.PathLike[str], options: Options | None = None) -> Sheet:
                 f"{source.path}: {suffix} files hold sequences, which a network without time does "
                 f"not read; expected one of {kinds}, or a folder of images."
             )
+        advice = options.advise(" For a text of characters, pass --kind next --text.", "")
         raise DataError(
             f"{source.path}: cannot read files named '{one_line(suffix)}'; expected one of {kinds}."
+            f"{'' if is_of_samples else advice}"
         )
     if options.wide:
         options = wide_options(options, suffix, source.path)
