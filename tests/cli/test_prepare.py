@@ -120,9 +120,9 @@ def test_what_is_refused(tmp_path, capsys):
     assert run("prepare", table, "--kind", "classify") == 2
     assert run("prepare", table, "--kind", "classify", "--out", table / "x.co") == 3
     assert "cannot be written" in capsys.readouterr().err
-    np.save(tmp_path / "u.npy", np.zeros((2, 3, 4)))
-    assert run("prepare", tmp_path / "u.npy", "--kind", "next", "--out", out) == 2
-    assert "tables" in capsys.readouterr().err
+    (tmp_path / "u.ts").write_text("@data\n")
+    assert run("prepare", tmp_path / "u.ts", "--kind", "next", "--out", out) == 2
+    assert "is read as a whole: pass it to train" in capsys.readouterr().err
     assert not out.exists()
     assert not list(tmp_path.glob(".d.co*"))
 

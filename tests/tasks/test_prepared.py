@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 
 from coadjoint.errors import ConfigError, DataError
 from coadjoint.tasks import chunks
@@ -13,6 +12,7 @@ from coadjoint.tasks.data import Data
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.tasks.prepared import open_prepared
 from coadjoint.tasks.preparing import prepare
+from same_sets import assert_same
 
 
 def table(n=12, T=9, seed=0, ids=None, gaps=(), words=False):
@@ -49,22 +49,6 @@ def prepared(folder, *paths, name="d.co", irregular="refuse", **options):
     out.mkdir()
     prepare(paths, out, Options(**options), irregular)
     return out
-
-
-def assert_same(a: Data, b: Data) -> None:
-    """Both tasks have the same description, batches and held-out sets, to the bit."""
-    for key in ("mean", "std", "target_mean", "target_std", "labels", "masked", "categories", "at"):
-        assert getattr(a.description, key) == getattr(b.description, key), key
-    assert a.splits == b.splits
-    for step in range(5):
-        one, other = a.batch(step, 4, 3), b.batch(step, 4, 3)
-        assert torch.equal(one.u, other.u)
-        assert torch.equal(one.y, other.y)
-    for split in a.splits:
-        pairs = zip(a.held_out(split, 0), b.held_out(split, 0), strict=True)
-        assert all(torch.equal(p.u, q.u) and torch.equal(p.y, q.y) for p, q in pairs)
-        assert list(a.sets[split].ids) == list(b.sets[split].ids)
-        assert [o.times for o in a.sets[split].origins] == [o.times for o in b.sets[split].origins]
 
 
 @pytest.fixture(params=[7, 1000], ids=["small chunks", "one chunk"])

@@ -31,10 +31,14 @@ PREPARE_KEYS = (
     "gaps",
     "wide",
     "window",
+    "at",
 )
+ARRAYS = (".npz", ".npy")
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".arrow", ".feather", ".gz", ".zst")
 LARGEST = 1 << 62  # bytes of a table, by default: it is read in parts
 TEXTS = {
+    ("data", "at"): "arrays alone: whether y [n, k] of .npz has a value for each step, or k for "
+    "each sequence",
     ("data", "window"): "not here: pass it to train, which cuts the prepared sequences",
     ("data", "wide"): "not here: pass wide tables to train",
     ("data", "gaps"): "not here: needs all times at once",
@@ -182,7 +186,9 @@ def find_tables(names: list[str]) -> list[Path]:
                 "--check to compare its digests."
             )
         if path.is_dir():
-            found = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
+            files = sorted(path.iterdir())
+            tables = [p for p in files if p.suffix.lower() in SUFFIXES]
+            found = tables or [p for p in files if p.suffix.lower() in ARRAYS]
         elif not path.exists() and glob.has_magic(name):
             found = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
         else:

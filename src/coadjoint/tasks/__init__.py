@@ -41,10 +41,11 @@ overview       what was read from files, to be shown before training
 new_data       reading new sequences for a trained network
 prediction     new sequences for a trained network
 stored_prediction    those of a prepared set, one batch at a time
-chunks         tables in chunks of rows
+chunks, array_chunks    tables and arrays in chunks of rows
 preparing      tables that do not fit into memory, as arrays on disk
 prepare_checks what of them is refused
 prepared       such a set of arrays, as a file that was read
+prepared_words, prepared_description    its words and labels by number; what describes it
 array_files, stored_rows, stored_sets    arrays that grow, and are read, on disk; their sequences
 blocks, row_blocks, running_moments, step_range, uneven    many rows, some at a time
 sets           the sets of all splits

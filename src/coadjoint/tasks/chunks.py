@@ -1,6 +1,7 @@
 """Tables in chunks of rows: what `prepare` reads, of which a small part is in memory.
 
-A chunk is a sheet by itself: its values are checked as those of a whole file are.
+A chunk is a sheet by itself: its values are checked as those of a whole file are. Arrays have
+chunks in `array_chunks`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import ConfigError, DataError, one_line
+from .array_chunks import ARRAYS, ArrayChunks
 from .files.arrow import ArrowRows
 from .files.columns import Roles, TableColumns
 from .files.packed import table_suffix, unpack
@@ -39,6 +41,7 @@ class ChunkedTable(Protocol):
     source: LoadedFile
     roles: Roles
     names: list[str]  # of its columns
+    has_names: bool  # whether the file gives them
     is_exact_in_32_bits: bool
 
     def chunks(self, options: Options) -> Iterator[Sheet]:
@@ -48,16 +51,21 @@ class ChunkedTable(Protocol):
         """Return how much of the file was read, from 0 to 1."""
 
 
-def open_table(path: str | os.PathLike[str], options: Options) -> ChunkedTable:
-    """Open a table; other files are refused by name."""
+def open_table(path: str | os.PathLike[str], options: Options, known: int = 0) -> ChunkedTable:
+    """Open a table, or arrays; other files are refused by name. known: sequences so far."""
     suffix = table_suffix(path)
     name = one_line(path, 4096)
-    if suffix not in TEXT + TYPED:
+    if suffix not in TEXT + TYPED + ARRAYS:
         raise ConfigError(
-            f"{name}: prepare reads tables ({', '.join(TEXT + TYPED)}; text also as .csv.gz), row "
-            f"by row. A file named '{one_line(suffix)}' is read as a whole: pass it to train."
+            f"{name}: prepare reads tables ({', '.join(TEXT + TYPED)}; text also as .csv.gz) and "
+            f"arrays ({', '.join(ARRAYS)}), row by row. A file named '{one_line(suffix)}' is read "
+            "as a whole: pass it to train."
         )
+    if options.at and suffix not in ARRAYS:
+        raise ConfigError("--at says where y belongs in arrays; for a table, pass it to train.")
     source = load_file(path, options.max_bytes)
+    if suffix in ARRAYS:
+        return ArrayChunks(source, suffix, options, known)
     if suffix in TEXT:
         return TextChunks(unpack(source, options.max_bytes), options)
     return TypedChunks(source, suffix, options)
@@ -71,6 +79,7 @@ def rows_at_once(roles: Roles) -> int:
 class TextChunks:
     """A table in text."""
 
+    has_names = True
     is_exact_in_32_bits = False
 
     def __init__(self, source: LoadedFile, options: Options) -> None:
@@ -145,6 +154,8 @@ class SomeBlocks:
 
 class TypedChunks:
     """A table with typed columns."""
+
+    has_names = True
 
     def __init__(self, source: LoadedFile, suffix: str, options: Options) -> None:
         self.source = source

@@ -55,3 +55,27 @@ def refuse_new_columns(table: ChunkedTable, known: Collection[str], first: str) 
             f"{table.source.path} column '{one_line(new[0])}': {one_line(first)}, the first table, "
             "has no such column. Remove it, or name the inputs: --features a,b."
         )
+
+
+def refuse_other_form(table: ChunkedTable, first: Sheet, name: str) -> None:
+    """Refuse arrays after a table, a table after arrays, and arrays of other widths than the first.
+
+    first, name: the first file, and what it is called.
+    """
+    if first.has_names == table.has_names:
+        same = table.has_names or (table.roles.features, table.roles.targets) == (
+            first.features,
+            first.targets,
+        )
+        if same:
+            return
+        raise DataError(
+            f"{table.source.path} has {len(table.roles.features)} features and "
+            f"{len(table.roles.targets)} targets; {one_line(name)}, the first file, has "
+            f"{len(first.features)} and {len(first.targets)}. Expected the same."
+        )
+    kinds = ("arrays", "a table")
+    raise DataError(
+        f"{table.source.path} holds {kinds[table.has_names]} and {one_line(name)}, the first file, "
+        f"{kinds[first.has_names]}. Prepare them one by one."
+    )

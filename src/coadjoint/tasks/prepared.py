@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -25,31 +25,15 @@ import numpy as np
 
 from ..errors import ConfigError, DataError, error_text, one_line
 from .blocks import count_gaps
-from .description import JsonDict, PathLike, are_different_words, are_finite, are_words
-from .files.numpy_files import ExpectedArray
-from .files.sheet import KINDS, MISSING, Options, Sheet, quote_names
+from .description import JsonDict, PathLike
+from .files.sheet import Options, Sheet, quote_names
 from .files.source import load_file
 from .files.texts import NumberTexts, PackedTexts
+from .prepared_description import EXPECTED, digest_of, first_wrong
 from .stored_rows import RowsOnDisk
 
-FORMAT = 1
 DESCRIPTION = "description.json"
 LARGEST_DESCRIPTION = 1 << 28  # bytes
-KEYS = {
-    "format", "rows", "sequences", "features", "targets", "kind", "columns", "categories",
-    "labels", "reading", "arrays", "sources", "moments", "target_changes", "equal_steps", "uneven",
-    "notes",
-}  # fmt: skip
-MOMENTS = {"mean", "std", "least", "largest", "missing"}
-EXPECTED = {
-    "u": ExpectedArray("f", (2,), "[rows, features]"),
-    "y": ExpectedArray("f", (2,), "[rows, targets]"),
-    "time": ExpectedArray("f", (1,), "[rows]"),
-    "starts": ExpectedArray("i", (1,), "[sequences + 1]"),
-    "ids": ExpectedArray("i", (1,), "[bytes]"),
-    "id_ends": ExpectedArray("i", (1,), "[sequences]"),
-    "hashes": ExpectedArray("i", (2,), "[sequences, 16]"),
-}
 SMALL = ("starts", "ids", "id_ends", "hashes")  # arrays that are read into memory
 
 
@@ -135,79 +119,6 @@ def open_prepared(path: PathLike) -> PreparedSet:
     return prepared
 
 
-def digest_of(about: JsonDict) -> str:
-    """Return the SHA-256 sum of a description, without its own entry for it."""
-    rest = {key: value for key, value in about.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def first_wrong(about: JsonDict) -> str:
-    """Return the first key of a description that is not valid; "" if all are."""
-    if not isinstance(about, dict) or set(about) - {"sha256"} != KEYS:
-        return "keys"
-    if about["format"] != FORMAT:
-        return "format"
-    counts = (about["rows"], about["sequences"])
-    if any(type(count) is not int or count < 1 for count in counts):
-        return "rows"
-    for key, is_valid in checks(about):
-        if not is_valid:
-            return key
-    return ""
-
-
-def checks(about: JsonDict) -> Iterator[tuple[str, bool]]:
-    """Yield each key and whether it is valid; later checks rely on earlier ones."""
-    features = about["features"]
-    yield "features", are_different_words(features) and len(features) > 0
-    yield "targets", are_different_words(about["targets"])
-    yield "kind", about["kind"] in KINDS
-    columns = about["columns"]
-    yield "columns", isinstance(columns, dict) and are_words(list(columns.values()))
-    yield "columns", {"id", "time"} <= set(columns) <= {"id", "time", "stamps", "dates"}
-    categories = about["categories"]
-    yield "categories", isinstance(categories, dict) and set(categories) <= set(features)
-    yield "categories", all(map(are_different_words, categories.values()))
-    yield "labels", are_different_words(about["labels"])
-    reading = about["reading"]
-    yield "reading", isinstance(reading, dict)
-    yield "reading", reading.get("missing") in MISSING
-    yield "reading", reading.get("irregular") in ("refuse", "allow")
-    arrays = about["arrays"]
-    yield "arrays", isinstance(arrays, dict) and set(arrays) <= set(EXPECTED)
-    needed = {"u", "starts", "ids", "id_ends", "hashes"}
-    yield "arrays", needed <= set(arrays)
-    yield "arrays", ("y" in arrays) == (about["kind"] != "next" and bool(about["targets"]))
-    for entry in arrays.values():
-        yield "arrays", isinstance(entry, dict) and set(entry) == {"shape", "sha256"}
-        shape = entry["shape"]
-        yield "arrays", isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-        yield "arrays", isinstance(entry["sha256"], str)
-    n = about["sequences"]
-    yield "arrays", arrays["u"]["shape"] == [about["rows"], len(features)]
-    yield "arrays", arrays["starts"]["shape"] == [n + 1]
-    yield "arrays", arrays["id_ends"]["shape"] == [n]
-    yield "arrays", arrays["hashes"]["shape"] == [n, 16]
-    if "y" in arrays:
-        yield "arrays", arrays["y"]["shape"] == [about["rows"], len(about["targets"])]
-    if "time" in arrays:
-        yield "arrays", arrays["time"]["shape"] == [about["rows"]]
-    yield "sources", isinstance(about["sources"], list) and len(about["sources"]) > 0
-    for source in about["sources"]:
-        yield "sources", isinstance(source, dict)
-        yield "sources", set(source) == {"name", "first", "sha256", "bytes"}
-        yield "sources", isinstance(source["name"], str) and type(source["first"]) is int
-    moments = about["moments"]
-    yield "moments", isinstance(moments, dict) and set(moments) == MOMENTS
-    yield "moments", all(isinstance(v, list) for v in moments.values())
-    yield "moments", all(len(v) == len(features) and are_finite(v) for v in moments.values())
-    steps = about["equal_steps"]
-    yield "equal_steps", isinstance(steps, dict) and are_finite(list(steps.values()))
-    yield "target_changes", isinstance(about["target_changes"], bool)
-    yield "uneven", isinstance(about["uneven"], str)
-    yield "notes", are_words(about["notes"])
-
-
 @dataclass(frozen=True, eq=False)
 class StoredSheet(Sheet):
     """A sheet whose u, y and times are `RowsOnDisk`; about: the description of the set."""
@@ -258,6 +169,7 @@ def read_prepared(path: PathLike, options: Options) -> StoredSheet:
         digest = about["sources"][0]["sha256"]
     else:
         digest = about["arrays"]["u"]["sha256"]
+    array = about.get("array", {})
     sheet = StoredSheet(
         prepared.name,
         digest,
@@ -273,6 +185,9 @@ def read_prepared(path: PathLike, options: Options) -> StoredSheet:
         stamps=stamps,
         columns=dict(about["columns"]),
         notes=tuple(about["notes"]),
+        has_names="array" not in about,
+        has_ids=array.get("has_ids", False),
+        layout=array.get("layout", ""),
         categories=categories,
         about=about,
         hashes=prepared.whole("hashes"),

@@ -1,4 +1,4 @@
-"""Preparing: tables, read once in chunks of rows, become arrays on disk for `train`.
+"""Preparing: tables and arrays, read once in chunks of rows, become arrays on disk for `train`.
 
 The rule: the rows of a sequence follow one another in one file, in order of time. A sequence may
 not go on in another file. Without an id column each file is one sequence.
@@ -6,10 +6,8 @@ not go on in another file. Without an id column each file is one sequence.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +20,16 @@ from .array_files import ArrayWriter
 from .chunks import appears_again, open_table, out_of_order
 from .description import JsonDict, PathLike
 from .files.sheet import Options, Sheet, quote_names
-from .preparation import carried_forward, kind_of, label_words
-from .prepare_checks import TargetGaps, refuse_new_columns
-from .prepared import DESCRIPTION, FORMAT, digest_of
+from .preparation import carried_forward, kind_of, options_like
+from .prepare_checks import TargetGaps, refuse_new_columns, refuse_other_form
+from .prepared import DESCRIPTION
+from .prepared_description import FORMAT, digest_of
+from .prepared_words import (
+    numbers_of_labels,
+    values_of_labels,
+    with_common_words,
+    with_hashed_words,
+)
 from .running_moments import RunningMoments, WrittenRows
 from .step_range import StepRange
 from .uneven import describe_uneven
@@ -71,11 +76,13 @@ class Preparing:
             reads = replace(reads, missing="mask")
         if self.first is not None:
             reads = self._like_first(reads)
-        table = open_table(path, reads)
+        table = open_table(path, reads, len(self.seen))
         if self.first is None:
             self.names = set(table.names)
-        elif self.options.features is None:
-            refuse_new_columns(table, self.names, self.sources[0]["name"])
+        else:
+            refuse_other_form(table, self.first, self.sources[0]["name"])
+            if self.options.features is None:
+                refuse_new_columns(table, self.names, self.sources[0]["name"])
         if reads.kind is None and not table.roles.targets:
             raise DataError(f"{table.source.path}: no target column.")
         self.sources.append(
@@ -89,7 +96,7 @@ class Preparing:
         for sheet in table.chunks(reads):
             if self.first is None:
                 self._begin(sheet, table.is_exact_in_32_bits)
-            if sheet.columns.get("id", "") == "":
+            if sheet.has_names and sheet.columns.get("id", "") == "":
                 # The rows of a file without ids are one sequence, called like the file.
                 name = "all" if len(self.sources) == 1 else Path(path).stem
                 sheet = replace(sheet, ids=[name])
@@ -101,6 +108,8 @@ class Preparing:
         """Return the options that read a further file like the first."""
         first = self.first
         assert first is not None
+        if not first.has_names:
+            return options_like(first, reads)
         return replace(
             reads,
             id=first.columns["id"],
@@ -142,12 +151,12 @@ class Preparing:
 
     def _add(self, sheet: Sheet) -> None:
         """Write a chunk of rows; its first sequence may go on from the chunk before."""
-        chunk = WrittenRows(
-            self._with_common_words(sheet),
-            None if sheet.y is None else self._numbers_of_targets(sheet),
-            None if sheet.y is None else self._values_of_targets(sheet),
-            sheet.time,
-        )
+        stored = values = sheet.y
+        if sheet.y is not None and self.options.kind == "classify":
+            stored = numbers_of_labels(sheet, self.labels)
+            values = values_of_labels(sheet)
+        u = with_common_words(sheet, self.categories)
+        chunk = WrittenRows(u, stored, values, sheet.time)
         kept: list[WrittenRows] = []
         begun: list[int] = []  # rows of the chunk that begin a sequence
         before = self.rows
@@ -214,7 +223,8 @@ class Preparing:
         """Take the hash of rows of the present sequence, and notice targets that change."""
         if not len(rows.u):
             return
-        self.hash.update(np.ascontiguousarray(self._with_hashed_words(rows.u)).tobytes())
+        hashed = with_hashed_words(rows.u, self.features, self.categories)
+        self.hash.update(np.ascontiguousarray(hashed).tobytes())
         y = rows.y
         if y is None or self.target_changes:
             return
@@ -289,51 +299,6 @@ class Preparing:
         self.arrays["hashes"].append(np.frombuffer(self.hash.digest(), np.uint8)[None])
         self.id = None
 
-    def _with_common_words(self, sheet: Sheet) -> np.ndarray:
-        """Return the inputs of a chunk with the same number for a word in all chunks."""
-        if not sheet.categories:
-            return sheet.u
-        u = sheet.u.copy()
-        for name, words in sheet.categories.items():
-            known = self.categories[name]
-            new = np.array([known.setdefault(word, len(known)) for word in words] + [np.nan])
-            j = sheet.features.index(name)
-            codes = np.where(np.isnan(u[:, j]), len(words), u[:, j]).astype(np.int64)
-            u[:, j] = new[codes]
-        return u
-
-    def _with_hashed_words(self, u: np.ndarray) -> np.ndarray:
-        """Return inputs with a hash in place of each word's number, which is this set's own."""
-        if not self.categories:
-            return u
-        hashed = u.copy()
-        for name, words in self.categories.items():
-            j = self.features.index(name)
-            numbers = np.array([*map(number_by_hash, words), np.nan])
-            hashed[:, j] = numbers[np.where(np.isnan(u[:, j]), len(words), u[:, j]).astype(int)]
-        return hashed
-
-    def _numbers_of_targets(self, sheet: Sheet) -> np.ndarray:
-        """Return targets [n, k] as they are stored: numbers, or those of labels, -1 if missing."""
-        if self.options.kind != "classify":
-            targets: np.ndarray = sheet.y
-            return targets
-        words = label_words(sheet)
-        known = self.labels
-        new = [-1 if not word else known.setdefault(word, len(known)) for word in words.different]
-        stored: np.ndarray = np.array(new, np.int32)[words.numbers][:, None]
-        return stored
-
-    def _values_of_targets(self, sheet: Sheet) -> np.ndarray:
-        """Return targets [n, k] as numbers, NaN where they are missing or words."""
-        if self.options.kind != "classify":
-            targets: np.ndarray = sheet.y
-            return targets
-        words = label_words(sheet)
-        values = np.array([value_of(word) for word in words.different])
-        of_rows: np.ndarray = values[words.numbers][:, None]
-        return of_rows
-
     def finish(self) -> JsonDict:
         """Close the arrays, write description.json, and return it."""
         assert self.first is not None
@@ -356,7 +321,7 @@ class Preparing:
             "irregular": self.irregular,
         }
         names = self.features
-        about = {
+        about: JsonDict = {
             "format": FORMAT,
             "rows": self.rows,
             "sequences": len(self.seen),
@@ -375,6 +340,8 @@ class Preparing:
             "uneven": self._uneven_step(),
             "notes": self.notes,
         }
+        if not first.has_names:
+            about["array"] = {"has_ids": first.has_ids, "layout": first.layout}
         about["sha256"] = digest_of(about)
         text = json.dumps(about, indent=1, ensure_ascii=True, allow_nan=False)
         (self.folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
@@ -410,22 +377,6 @@ class Preparing:
         if text and self.irregular == "refuse":
             raise DataError(text)
         return text
-
-
-@functools.cache
-def number_by_hash(word: str) -> float:
-    """Return a number that hardly another word has."""
-    digest = hashlib.blake2b(word.encode("utf-8", "replace"), digest_size=6).digest()
-    return float(int.from_bytes(digest, "little"))
-
-
-def value_of(word: str) -> float:
-    """Return the number that a label is; NaN for a word."""
-    try:
-        value = float(word)
-    except ValueError:
-        return math.nan
-    return value
 
 
 def prepare(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 
@@ -95,10 +96,36 @@ def names_in_archive(names: Sequence[str], inputs: str, path: str) -> dict[str, 
     return {inputs: found[0], "y": next((y for y in targets if y in names), targets[0])}
 
 
+class Members(NamedTuple):
+    """The arrays of an .npz file that are to be read, whose sizes are checked.
+
+    archive  the file;  infos  by the names that were expected;  in_file  their names in the file
+    notes    on arrays that are left out
+    """
+
+    archive: zipfile.ZipFile
+    infos: dict[str, zipfile.ZipInfo]
+    in_file: dict[str, str]
+    notes: tuple[str, ...]
+
+
 def read_archive(
     source: LoadedFile, expected: dict[str, ExpectedArray], needed: str, options: Options
 ) -> Archive:
-    """The arrays of an .npz file.
+    """The arrays of an .npz file, as `find_members` finds them."""
+    members = find_members(source, expected, needed, options)
+    arrays = {}
+    for name, info in members.infos.items():
+        place = f"{source.path} array '{members.in_file[name]}'"
+        with damage_named(source, members.in_file[name]), members.archive.open(info) as file:
+            arrays[name] = read_array(file, info.file_size, place, expected[name])
+    return Archive(arrays, members.in_file[next(iter(expected))], members.notes)
+
+
+def find_members(
+    source: LoadedFile, expected: dict[str, ExpectedArray], needed: str, options: Options
+) -> Members:
+    """The arrays of an .npz file, none of which is read yet.
 
     expected: the arrays that are read; the first, the inputs, must be there. needed: it in words.
     Inputs and targets may have other usual names, such as X and y. To predict the next step y is
@@ -126,24 +153,24 @@ def read_archive(
     for name, info in members.items():
         place = f"{source.path}: '{in_file[name]}'"
         refuse_if_too_large(place, "", info.file_size, info.compress_size, options.max_bytes)
-    arrays = {}
-    for name, info in members.items():
-        if options.kind == "next" and name == "y":
-            continue
-        place = f"{source.path} array '{in_file[name]}'"
-        try:
-            with archive.open(info) as file:
-                arrays[name] = read_array(file, info.file_size, place, expected[name])
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(
-                f"{source.path}: array '{in_file[name]}' is damaged: {error_text(error, 80)}. "
-                "Write it again."
-            ) from None
+    if options.kind == "next":
+        members.pop("y", None)
     left_out = [name for name in names if name not in in_file.values()]
     notes = tuple(f"array '{one_line(name)}' is left out" for name in left_out)
-    return Archive(arrays, in_file[inputs], notes)
+    return Members(archive, members, in_file, notes)
+
+
+@contextmanager
+def damage_named(source: LoadedFile, name: str) -> Iterator[None]:
+    """Turn the errors of reading an array of an archive into a DataError that names it."""
+    try:
+        yield
+    except (DataError, GeneratorExit):
+        raise
+    except Exception as error:  # zipfile raises all kinds of errors for a damaged file
+        raise DataError(
+            f"{source.path}: array '{name}' is damaged: {error_text(error, 80)}. Write it again."
+        ) from None
 
 
 def open_archive(source: LoadedFile) -> zipfile.ZipFile:
