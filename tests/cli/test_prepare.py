@@ -109,8 +109,8 @@ def test_what_is_refused(tmp_path, capsys):
     out = tmp_path / "d.co"
     cases = {
         ("--gaps",): "one pass",
-        ("--wide",): "one pass",
-        ("--categorical", "auto"): "Name them",
+        ("--wide", "--time", "time"): "a row is a whole sequence. Leave it out",
+        ("--wide", "--categorical", "a"): "are the steps of one feature",
         ("--window", "5"): "coadjoint train",
     }
     for flags, words in cases.items():

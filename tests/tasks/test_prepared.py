@@ -112,6 +112,79 @@ def test_words_have_the_same_inputs(tmp_path):
     assert_same(Data.read(path, test=other, **given), Data.read(out, test=held))
 
 
+@pytest.mark.usefixtures("rows_per_chunk")
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_columns_of_words_are_found(tmp_path, suffix):
+    """Those of the first file; a column of names is left out, as from the table."""
+    rows = [f"{line},n{i}" for i, line in enumerate(table(words=True).splitlines())]
+    path = put(tmp_path, "d.csv", "\n".join([rows[0][:-1] + "ame", *rows[1:]]) + "\n")
+    if suffix == ".parquet":
+        path = as_parquet(path)
+    given = {"kind": "classify", "target": ("label",), "categorical": ("auto",)}
+    out = prepared(tmp_path, path, **given)
+    a = Data.read(path, **given)
+    assert_same(a, Data.read(out))
+    assert_same(a, Data.read(out, categorical="auto"))
+    assert list(a.description.categories) == ["c"]
+    about = open_prepared(out).about
+    assert about["features"] == ["a", "b", "c"]
+    assert any("'name' holds" in note and "left out" in note for note in about["notes"])
+
+
+def as_parquet(path):
+    csv = pytest.importorskip("pyarrow.csv")
+    from pyarrow import parquet
+
+    parquet.write_table(csv.read_csv(path), path.with_suffix(".parquet"))
+    return path.with_suffix(".parquet")
+
+
+def wide_table(n=12, seed=0, id=True, steps=9):
+    """A row for each sequence, whose length differs."""
+    draw = np.random.default_rng(seed)
+    rows = [("name," if id else "") + ",".join(f"t{t}" for t in range(steps)) + ",label"]
+    for i in range(n):
+        cells = [f"w{seed}{i}"] if id else []
+        values = draw.normal(size=steps).round(4)
+        cells += [str(x) if t < steps - i % 3 else "" for t, x in enumerate(values)]
+        rows.append(",".join([*cells, "up" if i % 2 else "down"]))
+    return "\n".join(rows) + "\n"
+
+
+@pytest.mark.usefixtures("rows_per_chunk")
+@pytest.mark.parametrize("id", [True, False])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_row_may_be_a_sequence(tmp_path, suffix, id):
+    given = {"wide": True, "id": "name" if id else "", "target": ("label",)}
+    path = put(tmp_path, "d.csv", wide_table(id=id))
+    test = put(tmp_path, "e.csv", wide_table(5, 1, id, steps=11))
+    if suffix == ".parquet":
+        path, test = map(as_parquet, (path, test))
+    out = prepared(tmp_path, path, **given)
+    held = prepared(tmp_path, test, name="e.co", **given)
+    a = Data.read(path, test=test, **given)
+    for b in (Data.read(out, test=held), Data.read(out, wide=True, test=held)):
+        assert_same(a, b)
+        assert a.description.reading == b.description.reading
+        assert a.overview.files["train"].layout == b.overview.files["train"].layout
+    with pytest.raises(DataError, match="Prepare both files, or neither"):
+        Data.read(out, test=test)
+    with pytest.raises(ConfigError, match="--wide reads tables"):
+        Data.read(prepared(tmp_path, put(tmp_path, "l.csv", table()), name="l.co"), wide=True)
+
+
+def test_several_wide_tables_are_one_set(tmp_path):
+    given = {"wide": True, "target": ("label",)}
+    one = put(tmp_path, "d.csv", wide_table(id=False))
+    other = put(tmp_path, "e.csv", wide_table(5, 1, id=False, steps=11))
+    out = prepared(tmp_path, one, other, **given)
+    about = open_prepared(out).about
+    assert about["sequences"] == 17
+    long = np.load(out / "starts.npy")
+    assert np.diff(long).tolist() == [9 - i % 3 for i in range(12)] + [11 - i % 3 for i in range(5)]
+    assert {*Data.read(out).sets["train"].ids} < {*map(str, range(17))}
+
+
 def test_chunks_of_training_are_the_same(tmp_path):
     path = put(tmp_path, "d.csv", table())
     a = Data.read(path, kind="next", features=("a", "b"))

@@ -40,7 +40,6 @@ TEXTS = {
     ("data", "at"): "arrays alone: whether y [n, k] of .npz has a value for each step, or k for "
     "each sequence",
     ("data", "window"): "not here: pass it to train, which cuts the prepared sequences",
-    ("data", "wide"): "not here: pass wide tables to train",
     ("data", "gaps"): "not here: needs all times at once",
     ("data", "max_bytes"): "largest size of a file in bytes, unpacked (default: no limit)",
 }
@@ -85,7 +84,7 @@ def prepare(
     if given.pop("window", None):
         raise ConfigError("--window cuts sequences at training: pass it to coadjoint train.")
     given.pop("gaps", None)
-    given.pop("wide", None)
+    given["wide"] = bool(given.get("wide"))
     irregular = given.pop("irregular", None) or "refuse"
     for name in ("target", "features"):
         given[name] = column_names(given.get(name))
@@ -115,16 +114,10 @@ def refuse_unprepared(options: KeyValues) -> None:
     """Refuse options that one pass over the rows cannot serve, each with the reason."""
     reasons = {
         "gaps": "the usual time step of training is known only when all rows are read",
-        "wide": "a row of a wide table is a whole sequence: pass the table to train",
     }
     for name, why in reasons.items():
         if options.get(name):
             raise ConfigError(f"--{name} cannot be prepared in one pass: {why}.")
-    if tuple(options.get("categorical") or ()) == ("auto",):
-        raise ConfigError(
-            "--categorical auto cannot be prepared in one pass: which columns hold words is known "
-            "only when all rows are read. Name them: --categorical a,b."
-        )
 
 
 def write_folder(out: Path, force: bool, fill: Callable[[Path], JsonDict]) -> JsonDict:

@@ -22,10 +22,12 @@ from .files.parquet import ParquetRows, choose_typed_roles, refuse_unfit_types
 from .files.parsing import parse_times
 from .files.sheet import Options, Problems, Sheet
 from .files.source import LoadedFile, load_file
-from .files.table import assign_roles, sheet_from_columns
-from .files.text import TextRows, read_columns, with_note
+from .files.table import AUTO, assign_roles, sheet_from_columns
+from .files.text import TextRows, read_columns, survey_columns, with_note
 from .files.texts import WordList
 from .files.typed import typed_columns, used_columns
+from .files.wide import choose_steps, wide_options
+from .files.words import choose_categorical
 
 ROWS_PER_CHUNK = 1 << 15
 NUMBERS_PER_CHUNK = 1 << 19  # of tables with many columns: a chunk is in memory several times
@@ -64,6 +66,8 @@ def open_table(path: str | os.PathLike[str], options: Options, known: int = 0) -
     if options.at and suffix not in ARRAYS:
         raise ConfigError("--at says where y belongs in arrays; for a table, pass it to train.")
     source = load_file(path, options.max_bytes)
+    if options.wide:
+        options = wide_options(options, suffix, source.path)
     if suffix in ARRAYS:
         return ArrayChunks(source, suffix, options, known)
     if suffix in TEXT:
@@ -89,6 +93,12 @@ class TextChunks:
         found = assign_roles(self.rows.data_names, options, self.problems, self.rows.holds_dates)
         self.roles = with_note(found, self.rows.index)
         self.names = list(self.rows.data_names)
+        if options.wide:
+            self.roles = choose_steps(self.roles, options, self.problems)
+        if options.categorical == AUTO:
+            again = TextRows.from_file(source, options, Problems(source.path))
+            surveys = survey_columns(again, self.roles.features, options)
+            self.roles = choose_categorical(self.roles, surveys)
 
     def share_read(self) -> float:
         """Return how much of the file was read, by its bytes."""

@@ -227,7 +227,8 @@ class Data(JudgedCollection):
         check_choice("dtype", dtype, ("float32", "float64"))
         settled_reading = settle_reading(train, kind, missing, irregular, gaps)
         if settled_reading is not None:
-            kind, missing, irregular, _ = settled_reading
+            kind, missing, irregular, stored = settled_reading
+            wide = wide or bool(stored.get("wide"))
         asked = AheadOptions(
             column_names(target) if kind == "next" else None,
             horizon,

@@ -86,7 +86,12 @@ def refuse_different_columns(new: Sheet, split: str, old: Sheet, old_split: str)
             f"({old_split}) of {show_shape(old.shape)}; expected the same."
         )
     same_targets = len(old.targets) == len(new.targets) and (old.y is None) == (new.y is None)
-    if old.y_per != new.y_per or not same_targets:
+    if same_targets and old.y_per != new.y_per:
+        raise DataError(
+            f"{new.path} ({split}) has a target for each {new.y_per} and {old.path} ({old_split}) "
+            f"for each {old.y_per}; expected the same. Prepare both files, or neither."
+        )
+    if not same_targets:
         raise DataError(
             f"{new.path} ({split}) has {len(new.targets)} targets and {old.path} ({old_split}) "
             f"has {len(old.targets)}; expected the same."

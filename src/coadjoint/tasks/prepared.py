@@ -28,7 +28,9 @@ from .blocks import count_gaps
 from .description import JsonDict, PathLike
 from .files.sheet import Options, Sheet, quote_names
 from .files.source import load_file
+from .files.table import AUTO
 from .files.texts import NumberTexts, PackedTexts
+from .files.wide import describe_steps
 from .prepared_description import EXPECTED, digest_of, first_wrong
 from .stored_rows import RowsOnDisk
 
@@ -170,6 +172,7 @@ def read_prepared(path: PathLike, options: Options) -> StoredSheet:
     else:
         digest = about["arrays"]["u"]["sha256"]
     array = about.get("array", {})
+    steps = tuple(about["reading"].get("steps", ()))
     sheet = StoredSheet(
         prepared.name,
         digest,
@@ -187,7 +190,8 @@ def read_prepared(path: PathLike, options: Options) -> StoredSheet:
         notes=tuple(about["notes"]),
         has_names="array" not in about,
         has_ids=array.get("has_ids", False),
-        layout=array.get("layout", ""),
+        layout=describe_steps(steps) if steps else array.get("layout", ""),
+        steps=steps,
         categories=categories,
         about=about,
         hashes=prepared.whole("hashes"),
@@ -246,16 +250,19 @@ def place_in_source(sources: list[JsonDict], row: int, column: str) -> str:
 def refuse_other_options(prepared: PreparedSet, options: Options) -> None:
     """Refuse options of reading that differ from those that a set was prepared with."""
     about = prepared.about
-    if options.rows == "samples" or options.wide:
+    is_wide = bool(about["reading"].get("wide"))
+    if options.rows == "samples" or (options.wide and not is_wide):
         flag = "--chain" if options.rows == "samples" else "--wide"
         raise ConfigError(
             f"{prepared.name} is a prepared set of sequences; {flag} reads tables. Give the table."
         )
+    # "auto" is every column of words, which those of the set are.
+    named_words = () if options.categorical == AUTO else options.categorical
     settled = {
         "id": (options.id, about["columns"]["id"]),
         "time": (options.time, about["columns"]["time"]),
         "kind": (options.kind, about["kind"]),
-        "categorical": (options.categorical or None, tuple(about["categories"])),
+        "categorical": (named_words or None, tuple(about["categories"])),
     }
     if options.kind != "next" and about["kind"] != "next":
         target = None if options.target is None else tuple(options.target)

@@ -67,6 +67,9 @@ def checks(about: JsonDict) -> Iterator[tuple[str, bool]]:
     yield "reading", isinstance(reading, dict)
     yield "reading", reading.get("missing") in MISSING
     yield "reading", reading.get("irregular") in ("refuse", "allow")
+    steps = reading.get("steps", [])  # of a wide table
+    yield "reading", are_different_words(steps) and ("steps" in reading) == bool(steps)
+    yield "reading", reading.get("wide", False) is bool(steps)
     arrays = about["arrays"]
     yield "arrays", isinstance(arrays, dict) and set(arrays) <= set(EXPECTED)
     needed = {"u", "starts", "ids", "id_ends", "hashes"}
@@ -95,8 +98,8 @@ def checks(about: JsonDict) -> Iterator[tuple[str, bool]]:
     yield "moments", isinstance(moments, dict) and set(moments) == MOMENTS
     yield "moments", all(isinstance(v, list) for v in moments.values())
     yield "moments", all(len(v) == len(features) and are_finite(v) for v in moments.values())
-    steps = about["equal_steps"]
-    yield "equal_steps", isinstance(steps, dict) and are_finite(list(steps.values()))
+    equal = about["equal_steps"]
+    yield "equal_steps", isinstance(equal, dict) and are_finite(list(equal.values()))
     yield "target_changes", isinstance(about["target_changes"], bool)
     yield "uneven", isinstance(about["uneven"], str)
     yield "notes", are_words(about["notes"])

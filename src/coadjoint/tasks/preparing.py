@@ -81,7 +81,7 @@ class Preparing:
             self.names = set(table.names)
         else:
             refuse_other_form(table, self.first, self.sources[0]["name"])
-            if self.options.features is None:
+            if self.options.features is None and not self.options.wide:
                 refuse_new_columns(table, self.names, self.sources[0]["name"])
         if reads.kind is None and not table.roles.targets:
             raise DataError(f"{table.source.path}: no target column.")
@@ -96,13 +96,23 @@ class Preparing:
         for sheet in table.chunks(reads):
             if self.first is None:
                 self._begin(sheet, table.is_exact_in_32_bits)
-            if sheet.has_names and sheet.columns.get("id", "") == "":
-                # The rows of a file without ids are one sequence, called like the file.
-                name = "all" if len(self.sources) == 1 else Path(path).stem
-                sheet = replace(sheet, ids=[name])
-            self._add(sheet)
+            self._add(self._named(sheet, path))
             progress(len(self.sources) - 1, table.share_read())
         self._end_sequence()
+
+    def _named(self, sheet: Sheet, path: PathLike) -> Sheet:
+        """Return a chunk with an id for each sequence, and with a target for each row."""
+        has_ids = bool(sheet.columns.get("id"))
+        if sheet.steps:
+            ids = sheet.ids if has_ids else [str(len(self.seen) + i) for i in range(len(sheet.ids))]
+            rows = np.repeat(np.arange(len(ids)), sheet.lengths)
+            y = None if sheet.y is None else sheet.y[rows]
+            return replace(sheet, ids=ids, y=y, y_per="step")
+        if has_ids or not sheet.has_names:
+            return sheet
+        # The rows of a file without ids are one sequence, called like the file.
+        name = "all" if len(self.sources) == 1 else Path(path).stem
+        return replace(sheet, ids=[name])
 
     def _like_first(self, reads: Options) -> Options:
         """Return the options that read a further file like the first."""
@@ -117,6 +127,7 @@ class Preparing:
             target=first.targets if reads.kind != "next" else reads.target,
             features=first.features,
             categorical=tuple(first.categories),
+            steps=first.steps or None,
             kind=reads.kind or kind_of(first),
             dates=first.columns.get("dates", reads.dates),
             use="held-out",
@@ -311,7 +322,7 @@ class Preparing:
         kind = self.options.kind
         if self.lost:
             self.notes.append(f"{self.lost} rows lack a value and are left out")
-        reading = {
+        reading: JsonDict = {
             "sep": self.options.sep,
             "decimal": self.options.decimal,
             "thousands": self.options.thousands,
@@ -320,6 +331,8 @@ class Preparing:
             "missing": self.options.missing,
             "irregular": self.irregular,
         }
+        if first.steps:
+            reading |= {"wide": True, "steps": list(first.steps)}
         names = self.features
         about: JsonDict = {
             "format": FORMAT,

@@ -176,8 +176,6 @@ def sheet_of_wide(
         name = roles.features[step[i]] if column == FEATURE else column
         return where(int(columns.lines[sequence[i]]), name)
 
-    first = roles.features[0]
-    last = roles.features[-1]
     advice = options.advise(
         "Give each its own id; a long table needs no --wide.",
         "Give each its own id, or pass --id '' to leave the column out.",
@@ -196,10 +194,15 @@ def sheet_of_wide(
         y_per="sequence",
         notes=roles.notes,
         columns={"id": roles.id, "time": ""},
-        layout=f"one row for each sequence, its steps in columns {first} to {last}",
+        layout=describe_steps(roles.features),
         steps=roles.features,
     )
     return refuse_bad_values(sheet, options, problems)
+
+
+def describe_steps(steps: Sequence[str]) -> str:
+    """What the columns of a wide table were taken for."""
+    return f"one row for each sequence, its steps in columns {steps[0]} to {steps[-1]}"
 
 
 def name_rows(
