@@ -108,7 +108,6 @@ def test_what_is_refused(tmp_path, capsys):
     table = write_table(tmp_path / "d.csv")
     out = tmp_path / "d.co"
     cases = {
-        ("--gaps",): "one pass",
         ("--wide", "--time", "time"): "a row is a whole sequence. Leave it out",
         ("--wide", "--categorical", "a"): "are the steps of one feature",
         ("--window", "5"): "coadjoint train",

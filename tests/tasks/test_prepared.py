@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from coadjoint.errors import ConfigError, DataError
-from coadjoint.tasks import chunks
+from coadjoint.tasks import chunks, stored_gaps
 from coadjoint.tasks.data import Data
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.tasks.prepared import open_prepared
@@ -137,6 +137,72 @@ def as_parquet(path):
 
     parquet.write_table(csv.read_csv(path), path.with_suffix(".parquet"))
     return path.with_suffix(".parquet")
+
+
+def uneven_table(dates=False):
+    """Time steps of all lengths, or dates with days left out."""
+    draw = np.random.default_rng(3)
+    lines = []
+    for line in table().splitlines()[1:]:
+        name, time, *rest = line.split(",")
+        step = int(time) * 3 + int(draw.integers(3))
+        written = np.datetime64("2024-01-01") + step if dates else f"{step / 4:g}"
+        lines.append(",".join([name, str(written), *rest]))
+    return "\n".join(["id,time,a,b,label", *lines]) + "\n"
+
+
+@pytest.mark.usefixtures("rows_per_chunk")
+@pytest.mark.parametrize("dates", [False, True])
+@pytest.mark.parametrize(
+    ("reading", "training"),
+    [
+        ({"kind": "classify"}, {}),
+        ({"kind": "classify"}, {"window": 4, "standardise": False}),
+        ({"kind": "next", "features": ("a", "b")}, {"window": 5, "lags": [2]}),
+        ({"kind": "regress", "target": ("b",), "features": ("a",)}, {"at": "every"}),
+    ],
+)
+def test_the_time_since_the_row_before_is_an_input(tmp_path, reading, training, dates):
+    path = put(tmp_path, "d.csv", uneven_table(dates))
+    out = prepared(tmp_path, path, irregular="allow", **reading)
+    a = Data.read(path, gaps=True, **reading, **training)
+    b = Data.read(out, gaps=True, **training)
+    assert a.description.gap == b.description.gap
+    assert_same(a, b)
+    assert not any("adds nothing" in note for note in b.notes)
+    if training.get("at") == "every":  # pieces that begin within a sequence
+        a.cut_training(3)
+        b.cut_training(3)
+        assert_same(a, b)
+
+
+def test_gaps_need_times_and_say_when_they_are_even(tmp_path):
+    even = prepared(tmp_path, put(tmp_path, "d.csv", table()), kind="classify")
+    notes = Data.read(even, gaps=True).notes
+    assert any("are even: --gaps adds nothing" in note for note in notes)
+    lines = [line.split(",") for line in table().splitlines()]
+    untimed = "\n".join(",".join([row[0], *row[2:]]) for row in lines) + "\n"
+    out = prepared(tmp_path, put(tmp_path, "e.csv", untimed), name="e.co", kind="classify")
+    with pytest.raises(DataError, match="prepared without one"):
+        Data.read(out, gaps=True)
+    single = "\n".join(
+        ["id,time,a,b,label", *(row for row in table(n=30).splitlines() if ",0," in row)]
+    )
+    out = prepared(tmp_path, put(tmp_path, "f.csv", single), name="f.co", kind="classify")
+    with pytest.raises(DataError, match="sequences of two rows or more"):
+        Data.read(out, gaps=True)
+
+
+def test_many_times_have_a_median_of_the_first(tmp_path, monkeypatch):
+    path = put(tmp_path, "d.csv", uneven_table())
+    out = prepared(tmp_path, path, irregular="allow", kind="classify")
+    exact = Data.read(path, kind="classify", gaps=True).description.gap
+    usual = []
+    for count in (1, 2, 3, 1000):
+        monkeypatch.setattr(stored_gaps, "STEPS_LOOKED_AT", count)
+        usual.append(Data.read(out, gaps=True).description.gap["usual"])
+    assert usual[-1] == exact["usual"]
+    assert len(set(usual)) > 1
 
 
 def wide_table(n=12, seed=0, id=True, steps=9):
@@ -281,7 +347,7 @@ def test_columns_and_labels_that_are_meant_are_taken(tmp_path):
 
 def test_options_of_reading_are_settled(tmp_path):
     out = prepared(tmp_path, put(tmp_path, "d.csv", table()), kind="classify")
-    for wrong in ({"target": "a"}, {"kind": "regress"}, {"missing": "drop"}, {"gaps": True}):
+    for wrong in ({"target": "a"}, {"kind": "regress"}, {"missing": "drop"}):
         with pytest.raises(ConfigError):
             Data.read(out, **wrong)
     with pytest.raises(ConfigError, match="--chain"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Optional
 import typer
 
 from ..errors import ConfigError, DataError, one_line
-from .flags import KeyValues, SectionValues, given_values, resolve, with_setting_flags
+from .flags import SectionValues, given_values, resolve, with_setting_flags
 from .program import QUIET, app, print_escaped, with_examples
 from .progress import ProgressReporter
 from .schema import READING_KEYS
@@ -37,10 +37,10 @@ ARRAYS = (".npz", ".npy")
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet", ".pq", ".arrow", ".feather", ".gz", ".zst")
 LARGEST = 1 << 62  # bytes of a table, by default: it is read in parts
 TEXTS = {
-    ("data", "at"): "arrays alone: whether y [n, k] of .npz has a value for each step, or k for "
+    ("data", "at"): "arrays alone: whether y (n, k) of an .npz has a value for each step, or k for "
     "each sequence",
     ("data", "window"): "not here: pass it to train, which cuts the prepared sequences",
-    ("data", "gaps"): "not here: needs all times at once",
+    ("data", "gaps"): "the same as --irregular allow: pass --gaps to train, too",
     ("data", "max_bytes"): "largest size of a file in bytes, unpacked (default: no limit)",
 }
 
@@ -80,12 +80,12 @@ def prepare(
         raise ConfigError("--out names the folder to write: --out data.co.")
     given = given_values(resolve(None, flags).data)
     given["categorical"] = column_names(given.get("categorical")) or ()
-    refuse_unprepared(given)
     if given.pop("window", None):
         raise ConfigError("--window cuts sequences at training: pass it to coadjoint train.")
-    given.pop("gaps", None)
     given["wide"] = bool(given.get("wide"))
     irregular = given.pop("irregular", None) or "refuse"
+    if given.pop("gaps", None):  # they are measured at training
+        irregular = "allow"
     for name in ("target", "features"):
         given[name] = column_names(given.get(name))
     options = Options(**{"max_bytes": LARGEST, **given})
@@ -108,16 +108,6 @@ def prepare(
     for note in about["notes"]:
         print_escaped(str(note))
     print_escaped(f"{about['rows']:,} rows in {about['sequences']:,} sequences -> {out}")
-
-
-def refuse_unprepared(options: KeyValues) -> None:
-    """Refuse options that one pass over the rows cannot serve, each with the reason."""
-    reasons = {
-        "gaps": "the usual time step of training is known only when all rows are read",
-    }
-    for name, why in reasons.items():
-        if options.get(name):
-            raise ConfigError(f"--{name} cannot be prepared in one pass: {why}.")
 
 
 def write_folder(out: Path, force: bool, fill: Callable[[Path], JsonDict]) -> JsonDict:

@@ -47,7 +47,7 @@ prepare_checks what of them is refused
 prepared       such a set of arrays, as a file that was read
 prepared_words, prepared_description    its words and labels by number; what describes it
 array_files, stored_rows, stored_sets    arrays that grow, and are read, on disk; their sequences
-blocks, row_blocks, running_moments, step_range, uneven    many rows, some at a time
+blocks, row_blocks, running_moments, step_range, uneven, stored_gaps    many rows, some at a time
 sets           the sets of all splits
 symbols        sequences of symbols: the characters of a text, the words of a column
 symbol_sets, symbol_baselines    their sets; the next symbol by counts

@@ -225,7 +225,7 @@ class Data(JudgedCollection):
         check_choice("irregular", irregular, ("refuse", "allow"))
         check_choice("overlap", overlap, ("refuse", "allow"))
         check_choice("dtype", dtype, ("float32", "float64"))
-        settled_reading = settle_reading(train, kind, missing, irregular, gaps)
+        settled_reading = settle_reading(train, kind, missing, irregular)
         if settled_reading is not None:
             kind, missing, irregular, stored = settled_reading
             wide = wide or bool(stored.get("wide"))

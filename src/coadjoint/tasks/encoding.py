@@ -26,6 +26,7 @@ from .files.table import AUTO
 from .files.words import recur_too_rarely
 from .prepared import StoredSheet, renumber_stored
 from .row_blocks import chosen_inputs
+from .stored_gaps import described_gap, measure_stored_gap
 
 MOST_WORDS = 256  # inputs of a column; rarer words share one
 MOST_BYTES = 4 << 30  # of the inputs of a file
@@ -172,9 +173,16 @@ def notes_on_encodings(sheet: Sheet, description: Description) -> list[str]:
         notes.append(f"words as inputs: {', '.join(counts)}")
     if description.gap:
         notes.append(f"input for gaps in time: '{one_line(description.list_own_inputs()[-1][0])}'")
-    if description.gap and sheet.describe_uneven_step() is None:
+    if description.gap and not describe_uneven_step(sheet):
         notes.append(f"the time steps of {sheet.path} are even: --gaps adds nothing to learn from")
     return notes
+
+
+def describe_uneven_step(sheet: Sheet) -> str | None:
+    """Return a sentence on the first time step that is not the usual one; nothing if all are."""
+    if isinstance(sheet, StoredSheet) and sheet.about is not None:
+        return str(sheet.about["uneven"])
+    return sheet.describe_uneven_step()
 
 
 def notes_on_words(sheet: Sheet, description: Description) -> list[str]:
@@ -256,6 +264,8 @@ def times_since(sheet: Sheet) -> np.ndarray:
 def measure_gap(part: Part, standardise: bool) -> Gap:
     """Return the scale of the time since the row before, in the rows of the training pieces."""
     sheet = part.cut.sheet
+    if isinstance(sheet, StoredSheet):
+        return measure_stored_gap(part, standardise)
     if sheet.time is None:
         raise DataError(
             f"{sheet.path}: --gaps needs a time column. Name it with --time, or leave --gaps out."
@@ -268,12 +278,8 @@ def measure_gap(part: Part, standardise: bool) -> Gap:
         )
     usual = float(np.median(since))
     logs = np.log1p(since / usual)
-    std = float(logs.std())
-    is_even = std < 1e-9  # rounding aside
-    gap = {"usual": usual, "mean": 0.0, "std": 1.0, "dates": float(sheet.has_dates)}
-    if standardise:
-        gap |= {"mean": float(logs.mean()), "std": 1.0 if is_even else std}
-    return gap
+    mean, std = float(logs.mean()), float(logs.std())
+    return described_gap(usual, mean, std, sheet.has_dates, standardise)
 
 
 def rows_of(part: Part) -> np.ndarray:

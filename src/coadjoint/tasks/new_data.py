@@ -96,7 +96,7 @@ def read_new(
     if isinstance(sheet, StoredSheet):
         refuse_uneven(sheet, irregular)
         is_on_disk = in_parts and not has_known
-        sheet = sheet if is_on_disk else in_memory(sheet, options.max_bytes)
+        sheet = sheet if is_on_disk else in_memory(sheet, options.max_bytes, bool(d.gap))
     if has_known:
         sheet, future = split_future(sheet, d, options)
     path = Path(source.path if isinstance(source, InMemory) else source)

@@ -127,6 +127,7 @@ class StoredSheet(Sheet):
 
     about: JsonDict | None = None
     hashes: np.ndarray | None = None  # [n, 16] bytes, of the features of each sequence
+    times: RowsOnDisk | None = None  # [N, 1], for inputs made of them; `time` is None
 
 
 def read_prepared(path: PathLike, options: Options) -> StoredSheet:
@@ -164,9 +165,11 @@ def read_prepared(path: PathLike, options: Options) -> StoredSheet:
         raise DataError(f"{prepared.name}: starts.npy is damaged. Prepare the folder again.")
     has_dates = bool(about["columns"].get("stamps"))
     stamps = None
+    times = None
     if "time" in about["arrays"]:
         write = functools.partial(write_times, has_dates=has_dates)
-        stamps = NumberTexts(cast(np.ndarray, Flat(prepared.array("time"))), write)
+        times = prepared.array("time")
+        stamps = NumberTexts(cast(np.ndarray, Flat(times)), write)
     if len(about["sources"]) == 1:
         digest = about["sources"][0]["sha256"]
     else:
@@ -195,6 +198,7 @@ def read_prepared(path: PathLike, options: Options) -> StoredSheet:
         categories=categories,
         about=about,
         hashes=prepared.whole("hashes"),
+        times=times,
     )
     return sheet
 
@@ -335,21 +339,14 @@ class Reading(NamedTuple):
     reading: JsonDict
 
 
-def settle_reading(
-    train: object, kind: str | None, missing: str, irregular: str, gaps: bool
-) -> Reading | None:
+def settle_reading(train: object, kind: str | None, missing: str, irregular: str) -> Reading | None:
     """Return how a prepared training set was read; None for other data.
 
-    missing, irregular: as asked for; gaps, which need all times at once, are refused.
+    missing, irregular: as asked for.
     """
     if not is_prepared(train):
         return None
     about = open_prepared(cast(PathLike, train)).about
-    if gaps:
-        raise ConfigError(
-            "--gaps measures the usual time step of training, for which all times would have to be "
-            "in memory: it is not for prepared sets. Leave it out."
-        )
     reading = about["reading"]
     if missing == "refuse":
         missing = reading["missing"]
@@ -358,8 +355,11 @@ def settle_reading(
     return Reading(kind or about["kind"], missing, irregular, reading)
 
 
-def in_memory(sheet: StoredSheet, max_bytes: int) -> Sheet:
-    """Return a stored sheet with its rows in memory; too many are refused."""
+def in_memory(sheet: StoredSheet, max_bytes: int, with_times: bool) -> Sheet:
+    """Return a stored sheet with its rows in memory; too many are refused.
+
+    with_times: whether inputs are made of the times.
+    """
     rows = cast(RowsOnDisk, sheet.u)
     if rows.nbytes > max_bytes:
         raise DataError(
@@ -368,4 +368,13 @@ def in_memory(sheet: StoredSheet, max_bytes: int) -> Sheet:
         )
     y = None if sheet.y is None else sheet.y[:]
     numbers = np.arange(len(rows))
-    return replace(sheet, u=rows[:], y=y, ids=list(sheet.ids), lines=numbers, rows=numbers)
+    time = times_between(sheet, 0, len(rows)) if with_times else None
+    return replace(
+        sheet, u=rows[:], y=y, ids=list(sheet.ids), lines=numbers, rows=numbers, time=time
+    )
+
+
+def times_between(sheet: Sheet, start: int, stop: int) -> np.ndarray | None:
+    """Return the times of rows start, ..., stop - 1 of a stored sheet; None if it has none."""
+    times = sheet.times if isinstance(sheet, StoredSheet) else None
+    return None if times is None else times.raw(start, stop)[:, 0]

@@ -109,8 +109,8 @@ class RowsOnDisk:
             raise TypeError("rows on disk are read in their order.")
         return self.read(start, max(start, stop))
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Return rows start, ..., stop - 1 as doubles."""
+    def raw(self, start: int, stop: int) -> np.ndarray:
+        """Return rows start, ..., stop - 1 with all columns, as they are stored."""
         size = self.stored.itemsize * self.width
         wanted = (stop - start) * size
         data = bytearray(wanted)
@@ -124,7 +124,11 @@ class RowsOnDisk:
             if not count:
                 raise DataError(f"{self.path} is cut off: row {start} is not there any more.")
             done += count
-        rows = np.frombuffer(data, self.stored).reshape(stop - start, self.width)
+        return np.frombuffer(data, self.stored).reshape(stop - start, self.width)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return rows start, ..., stop - 1 as doubles."""
+        rows = self.raw(start, stop)
         if self.columns is not None and self.columns != tuple(range(self.width)):
             rows = rows[:, list(self.columns)]
         # Row by row in memory, like rows that were read at once: sums have the same bits then.

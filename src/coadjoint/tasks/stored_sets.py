@@ -15,6 +15,7 @@ from .ahead import ahead_of
 from .cutting import Part, Piece
 from .description import Description
 from .files.sheet import Sheet
+from .prepared import times_between
 from .scaling import class_targets, inputs_of, origins_of, predicted_columns, real_targets
 from .task import Origin, Sequences
 
@@ -77,10 +78,10 @@ class StoredPieces(Made):
         # Inputs may be those of later rows, and of earlier ones, outside of the piece.
         first = int(sheet.starts[sequence])
         end = first + int(sheet.lengths[sequence])
-        earlier = max(self.description.ahead.get("lags", ()), default=0)
+        earlier = rows_before(self.description)
         later = self.horizon if self.description.ahead.get("known") else 0
         begin = max(first, start - earlier)
-        rows = slice_sheet(sheet, begin, min(stop + later, end))
+        rows = slice_sheet(sheet, begin, min(stop + later, end), self.description)
         return inputs_of(rows, self.description)[start - begin : stop - begin]
 
     def inputs(self, i: int) -> np.ndarray:
@@ -135,9 +136,8 @@ class StoredInputs:
         sheet = self.sheet
         sequence = int(np.searchsorted(sheet.starts, rows.start, "right")) - 1
         # Inputs may be those of earlier rows of the sequence.
-        earlier = max(self.description.ahead.get("lags", ()), default=0)
-        begin = max(int(sheet.starts[sequence]), rows.start - earlier)
-        part = slice_sheet(sheet, begin, rows.stop)
+        begin = max(int(sheet.starts[sequence]), rows.start - rows_before(self.description))
+        part = slice_sheet(sheet, begin, rows.stop, self.description)
         return inputs_of(part, self.description, "")[rows.start - begin :]
 
 
@@ -147,11 +147,23 @@ def has_target(target: Entry) -> bool:
     return not bool(np.isnan(values).all())
 
 
-def slice_sheet(sheet: Sheet, start: int, stop: int) -> Sheet:
-    """Return rows start, ..., stop - 1 of one sequence as a sheet of their own, in memory."""
+def rows_before(description: Description) -> int:
+    """Return how many earlier rows of its sequence the inputs of a row are made of."""
+    since_one_before = 1 if description.gap else 0
+    lags: list[int] = description.ahead.get("lags", [])
+    return max([since_one_before, *lags])
+
+
+def slice_sheet(sheet: Sheet, start: int, stop: int, description: Description) -> Sheet:
+    """Return rows start, ..., stop - 1 of one sequence as a sheet of their own, in memory.
+
+    Times are read if there are inputs made of them.
+    """
     u = sheet.u[start:stop]
     lines = np.arange(start, stop)
-    return replace(sheet, u=u, lengths=np.array([len(u)]), lines=lines, ids=[""], y=None)
+    time = times_between(sheet, start, stop) if description.gap else None
+    lengths = np.array([len(u)])
+    return replace(sheet, u=u, lengths=lengths, lines=lines, ids=[""], y=None, time=time)
 
 
 def stored_sequences(part: Part, description: Description) -> Sequences:
