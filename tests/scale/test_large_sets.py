@@ -90,3 +90,9 @@ def test_a_set_four_times_the_limit_is_prepared_trained_on_and_predicted(tmp_pat
     run_limited(tmp_path, "predict", "every-SET", "SET.co", "--out", "rows-SET.csv")
     with (tmp_path / "rows-large.csv").open() as file:
         assert sum(1 for _ in file) == 1 + FILES * each * T
+    run_limited(tmp_path, "predict", "every-SET", "SET.co", "--out", "rows-SET.parquet")
+    from pyarrow import parquet
+
+    written = parquet.ParquetFile(tmp_path / "rows-large.parquet").metadata
+    assert written.num_rows == FILES * each * T
+    assert written.row_group(0).num_rows < 100_000

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from coadjoint.errors import CoadjointError, DataError
+from coadjoint.tasks import stored_prediction
 from coadjoint.tasks.data import Data
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.tasks.new_data import read_new, targets_of
@@ -82,6 +83,7 @@ def answers(prediction, n):
 def test_what_is_written_in_parts_is_the_table(tmp_path, case, suffix, prefix, monkeypatch):
     pytest.importorskip("pyarrow")
     monkeypatch.setattr(prediction_files, "ROWS_OF_A_PART", 20)
+    monkeypatch.setattr(stored_prediction, "ROWS_OF_A_TABLE", 9)
     reading, training = case
     description = Data.read(put(tmp_path, "d"), **reading | training).describe()
     table = put(tmp_path, prefix, n=7, seed=1)
@@ -91,7 +93,7 @@ def test_what_is_written_in_parts_is_the_table(tmp_path, case, suffix, prefix, m
     files = []
     for name, prediction in (("table", read_new(description, table)), ("set", stored)):
         files.append(tmp_path / f"{name}{suffix}")
-        prediction_files.write_predictions(prediction, files[-1], answers(prediction, 2))
+        prediction_files.write_predictions(prediction, files[-1], answers(prediction, 3))
     if suffix in (".parquet", ".feather"):
         from pyarrow import feather, parquet
 

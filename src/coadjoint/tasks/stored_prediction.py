@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from .files.texts import Texts, take_texts
 from .prediction import Prediction
 from .stored_sets import StoredInputs
 
+ROWS_OF_A_TABLE = 1 << 14
 NOTHING = np.zeros(0, np.int64)
 NO_ROWS = AskedRows(NOTHING, None, None, None, NOTHING)
 
@@ -42,13 +44,19 @@ class StoredPrediction(Prediction):
         return len(self.cut.sheet.u) if self.description.at == "every" else len(self)
 
     def tables(self, outputs: Iterable[Tensor | np.ndarray]) -> Iterator[list[Column]]:
-        """Yield the columns of the predictions of one batch after the other."""
+        """Yield the columns of the predictions, of some ROWS_OF_A_TABLE rows at a time.
+
+        Rows become texts, which take many times the memory of their numbers.
+        """
         samples_axis = 1 if self.description.at == "every" else 0
         done = 0  # pieces
         for a in outputs:
             self._check_shape(a, done)
             end = done + int(a.shape[samples_axis])
-            yield self.part(done, end).table([a])
+            for first, last in self._portions(done, end):
+                of_portion = slice(first - done, last - done)
+                values = a[:, of_portion] if samples_axis else a[of_portion]
+                yield self.part(first, last).table([values])
             done = end
         if done != len(self):
             raise InputError(f"got outputs for {done} {self.unit}s; expected {len(self)}.")
@@ -89,6 +97,17 @@ class StoredPrediction(Prediction):
         asked = AskedRows(row, None, ids, stamps, np.arange(len(row)))
         cut = replace(self.cut, pieces=pieces)
         return Prediction(self.description, self.source, cut, self.u, asked)
+
+    def _portions(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the pieces begin, ..., end - 1 as (first, after the last) of a table each."""
+        spans = np.array(self.cut.pieces[begin:end], np.int64).reshape(-1, 3)
+        rows = np.ones(len(spans), np.int64)
+        if self.description.at == "every":
+            rows = spans[:, 2] - spans[:, 1]
+        table = (np.cumsum(rows) - rows) // ROWS_OF_A_TABLE
+        bounds = [0, *(1 + np.flatnonzero(np.diff(table))).tolist(), len(spans)]
+        for first, last in itertools.pairwise(bounds):
+            yield begin + first, begin + last
 
     def _names(self) -> list[str]:
         """Return the names of the columns."""
