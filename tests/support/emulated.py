@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
+from coadjoint.sweeps.engines.c import compiler
 from coadjoint.sweeps.engines.cuda import driver, geometry, source
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
 
@@ -155,21 +153,21 @@ extern "C" void launch(const Args* a, int grid, int threads) {
 
 
 @functools.cache
-def folder():
-    return tempfile.TemporaryDirectory(prefix="emulated-")
-
-
-@functools.cache
 def compiled(text, *flags):
-    """The source as a library."""
-    place = Path(folder().name, hashlib.sha256("\0".join((text, *flags)).encode()).hexdigest()[:32])
-    place.with_suffix(".cpp").write_text(text)
+    """The source as a library, from the package's cache if it was compiled before."""
     command = [COMPILER, "-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-pthread", *flags]
-    command += [str(place.with_suffix(".cpp")), "-o", str(place.with_suffix(".so"))]
-    command += ["-nodefaultlibs", "-lm", "-lc"]  # the library of C++ would take as long to link
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:3000]
-    return ctypes.CDLL(str(place.with_suffix(".so")))
+    libraries = ["-nodefaultlibs", "-lm", "-lc"]  # that of C++ would take as long to link
+
+    def make(out):
+        code = out.with_suffix(".cpp")
+        code.write_text(text)
+        whole = [*command, str(code), "-o", str(out), *libraries]
+        done = subprocess.run(whole, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[:3000]
+
+    file = os.stat(os.path.realpath(COMPILER))
+    recipe = "\0".join((text, *command, *libraries, str(file.st_size), str(file.st_mtime_ns)))
+    return ctypes.CDLL(str(compiler.cached_file(recipe, ".so", make)))
 
 
 @dataclass(frozen=True)
