@@ -283,7 +283,6 @@ class Two(torch.nn.Module):
         return 2 * x
 assert torch.compile(Two(), backend="eager")(torch.ones(1)).item() == 3
 assert seen == [False]
-internals.load_compiler()
 """
 
 
@@ -386,3 +385,57 @@ def test_what_intervenes_is_noticed():
             seen.append(internals.nothing_intervenes())
     assert seen == [False] * 5
     assert internals.nothing_intervenes()
+
+
+STEPS = """
+import torch
+from coadjoint.optimisers.recipes import OPTIMISERS
+from coadjoint.optimisers.steppers import put_state, state_of
+from coadjoint.sweeps import torch_internals as internals
+
+def begin(name):
+    p = torch.nn.Parameter(torch.linspace(-1, 2, 5))
+    with internals.optimisers_without_compiler():
+        recipe = OPTIMISERS[name]
+        return p, recipe.make([p], lr=0.1, **recipe.defaults)
+
+def closure(p):
+    def value():
+        p.grad = 2 * p.detach()
+        return float(p.detach().square().sum())
+    return value
+
+def moved(name, step):
+    p, optimiser = begin(name)
+    for _ in range(3):
+        p.grad = 2 * p.detach()
+        step(optimiser, closure(p)) if name == "lbfgs" else step(optimiser)
+        assert torch.is_grad_enabled()
+        put_state(optimiser, state_of(optimiser))
+    return p.detach()
+
+names = [name for name in OPTIMISERS if name not in ("hessian-free", "ridge")]
+ours = {name: moved(name, internals.take_step) for name in names}
+assert not internals.compiler_is_loaded()
+
+calls = []  # hooks are served
+_, watched = begin("sgd")
+watched.register_step_post_hook(lambda *given: calls.append(1))
+internals.take_step(watched)
+assert calls == [1]
+assert internals.compiler_is_loaded()
+
+for method in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
+    plain = getattr(torch.optim.Optimizer, method).__wrapped__  # what was marked is so no longer
+    assert getattr(plain, "__dynamo_disable", None) is not plain
+for name, p in ours.items():
+    def usual(optimiser, *given):
+        optimiser.step(*given)
+    assert torch.equal(p, moved(name, usual)), name
+"""
+
+
+@pytest.mark.slow
+def test_optimisers_step_without_the_compiler_and_to_the_same_bits():
+    done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -8,9 +8,6 @@ from __future__ import annotations
 import jinja2  # noqa: F401
 import safetensors.torch  # noqa: F401
 
-from ..sweeps.torch_internals import load_compiler
 from ..training import loop as loop
 from ..training.report import pages as pages
 from . import main as main
-
-load_compiler()

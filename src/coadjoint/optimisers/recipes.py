@@ -24,6 +24,7 @@ from ..networks.interface import Net
 from ..networks.ridge import Ridge
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from ..sweeps.torch_internals import optimisers_without_compiler
 from .curvature import Curvature
 from .directions import DIRECTIONS
 from .hessian_free import HessianFree
@@ -147,9 +148,10 @@ class Optimiser:
                 "its steps."
             )
         try:
-            torch_optimiser: torch.optim.Optimizer = OPTIMISERS[self.name].make(
-                parameters, lr=self.lr, **self.settings
-            )
+            with optimisers_without_compiler():
+                torch_optimiser: torch.optim.Optimizer = OPTIMISERS[self.name].make(
+                    parameters, lr=self.lr, **self.settings
+                )
         except (ValueError, TypeError) as error:
             raise InputError(f"optimiser '{self.name}': {error_text(error)}.") from None
         return torch_optimiser

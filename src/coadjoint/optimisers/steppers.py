@@ -27,6 +27,7 @@ from ..networks.interface import Net
 from ..networks.ridge import Ridge
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from ..sweeps.torch_internals import optimisers_without_compiler, take_step
 from .curvature import Curvature
 from .directions import dot, norm
 from .hessian_free import HessianFree
@@ -177,6 +178,19 @@ def flatten_state(values: object, name: str = "") -> State:
     return flat
 
 
+def state_of(optimiser: torch.optim.Optimizer) -> dict[int, State]:
+    """The state of a torch optimiser, by the numbers of its parameters."""
+    with optimisers_without_compiler():
+        state: dict[int, State] = optimiser.state_dict()["state"]
+    return state
+
+
+def put_state(optimiser: torch.optim.Optimizer, state: dict[int, State]) -> None:
+    """Put a state like that of `state_of` into a torch optimiser."""
+    with optimisers_without_compiler():
+        optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+
+
 class TorchStepper:
     """A torch optimiser proposes a move, a step rule says how much of it is taken."""
 
@@ -191,10 +205,10 @@ class TorchStepper:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         if isinstance(self.rule, Constant):
-            self.optimiser.step()
+            take_step(self.optimiser)
             return {}
         before = {name: p.detach().clone() for name, p in at.parameters.items()}
-        self.optimiser.step()
+        take_step(self.optimiser)
         move = {name: p.detach() - before[name] for name, p in at.parameters.items()}
         if not all(torch.isfinite(m).all() for m in move.values()):
             return {}  # no share of it would help; training refuses weights that are not finite
@@ -205,7 +219,7 @@ class TorchStepper:
     @property
     def state(self) -> State:
         """The torch optimiser's state."""
-        return flatten_state(self.optimiser.state_dict()["state"])
+        return flatten_state(state_of(self.optimiser))
 
     def after_a_step(self) -> State:
         """The state after a first step, which a copy of the optimiser takes with zero gradients.
@@ -216,8 +230,8 @@ class TorchStepper:
         for group in copy.param_groups:
             for p in group["params"]:
                 p.grad = torch.zeros_like(p)
-        copy.step()
-        return flatten_state(copy.state_dict()["state"])
+        take_step(copy)
+        return flatten_state(state_of(copy))
 
     def complaint(self, net: Net, state: State, begun: bool) -> str | None:
         """What is wrong with a state; None if nothing is.
@@ -246,7 +260,7 @@ class TorchStepper:
         for name, value in state.items():
             i, key = name.split(".", 1)
             slots.setdefault(int(i), {})[key] = value
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": slots})
+        put_state(self.optimiser, slots)
 
 
 class LBFGSStepper:
@@ -280,13 +294,13 @@ class LBFGSStepper:
                 p.grad = gradient.get(name)
             return value if math.isfinite(value) else math.inf
 
-        self.optimiser.step(closure)
+        take_step(self.optimiser, closure)
         return {"evaluations": evaluations}
 
     @property
     def state(self) -> State:
         """The torch optimiser's state, without `al`, which is room to compute in."""
-        state = self.optimiser.state_dict()["state"].get(0, {})
+        state = state_of(self.optimiser).get(0, {})
         return flatten_state({key: value for key, value in state.items() if key != "al"})
 
     def complaint(self, net: Net, state: State, begun: bool) -> str | None:
@@ -329,7 +343,7 @@ class LBFGSStepper:
             for key in self.LISTS:
                 slot[key] = self._restored_list(state, f"{key}.")
             slots[0] = slot
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": slots})
+        put_state(self.optimiser, slots)
 
     @staticmethod
     def _restored_list(state: State, prefix: str) -> list[Tensor]:

@@ -7,7 +7,7 @@ there first. No other file may use a private name (tests/house/test_layers.py).
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 from torch.nn.modules import module as torch_module
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -284,15 +285,65 @@ def exclude_from_compile(method: Method) -> Method:
     return cast(Method, excluded)
 
 
-def load_compiler() -> None:
-    """Import torch.compile, which otherwise the first use of torch.optim does."""
-    importlib.import_module("torch._dynamo")
-
-
 def fused_cell(name: str) -> Callable[..., Any]:
     """The function behind torch.nn.LSTMCell ('lstm_cell'), GRU ('gru'), and so on."""
     function: Callable[..., Any] = getattr(torch._VF, name)
     return function
+
+
+# optimisers
+
+
+def compiler_is_loaded() -> bool:
+    """Has anybody imported torch.compile, which takes seconds?"""
+    return "torch._dynamo" in sys.modules
+
+
+@contextmanager
+def optimisers_without_compiler() -> Iterator[None]:
+    """A context in which a torch optimiser is made, read and filled without torch.compile.
+
+    These methods are marked as not to be traced, and the first call of each imports torch.compile
+    for that. Nothing is traced here, so they are called as they are.
+    """
+    not_traced = "__dynamo_disable"  # the attribute that holds what is called instead
+    marked = []
+    if not compiler_is_loaded():
+        for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
+            plain = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+            if plain is not None and not hasattr(plain, not_traced):
+                setattr(plain, not_traced, plain)
+                marked.append(plain)
+    try:
+        yield
+    finally:
+        for plain in marked:
+            delattr(plain, not_traced)
+
+
+def take_step(
+    optimiser: torch.optim.Optimizer, closure: Callable[[], float | Tensor] | None = None
+) -> None:
+    """optimiser.step(closure), without importing torch.compile if nobody else has.
+
+    The wrapper around `step` imports it to tell it where a graph ends. What else it does is done
+    here: gradients are off. Hooks and profilers are served by the wrapper itself.
+    """
+    wrapped = type(optimiser).step
+    plain = inspect.unwrap(wrapped)
+    is_watched = (
+        "step" in vars(optimiser)
+        or torch._C._autograd._profiler_enabled()
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        or optimiser._optimizer_step_pre_hooks
+        or optimiser._optimizer_step_post_hooks
+    )
+    if plain is wrapped or is_watched or compiler_is_loaded():
+        optimiser.step(closure)  # type: ignore[arg-type]  # a closure may return a tensor
+        return
+    with torch.set_grad_enabled(bool(optimiser.defaults.get("differentiable"))):
+        plain(optimiser, closure)
 
 
 # wrappers that spread a module over processes

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ..sweeps.torch_internals import optimisers_without_compiler, take_step
+
 # The strongest first. Those of ridge regression are shares of the largest eigenvalue of X'X.
 RIDGE_STRENGTHS = tuple(10.0**k for k in range(2, -8, -1))
 LOGISTIC_STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
@@ -62,18 +64,17 @@ def logistic_path(
     A = torch.zeros(X.shape[1], classes, dtype=torch.float64, requires_grad=True)
     c = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
     for strength in LOGISTIC_STRENGTHS:
-        search = torch.optim.LBFGS([A, c], max_iter=iterations, line_search_fn="strong_wolfe")
+        with optimisers_without_compiler():
+            search = torch.optim.LBFGS([A, c], max_iter=iterations, line_search_fn="strong_wolfe")
 
-        def objective(
-            search: torch.optim.LBFGS = search, strength: float = strength
-        ) -> torch.Tensor:
+        def objective(strength: float = strength) -> torch.Tensor:
             """Return the objective, with its gradient in A and c."""
-            search.zero_grad()
+            A.grad = c.grad = None
             with torch.enable_grad():
                 loss = torch.nn.functional.cross_entropy(inputs @ A + c, targets)
                 total: torch.Tensor = loss + strength / 2 * A.square().sum()
                 total.backward()
             return total
 
-        search.step(objective)
+        take_step(search, objective)
         yield LinearModel(A.detach().numpy().copy(), c.detach().numpy().copy(), strength)
