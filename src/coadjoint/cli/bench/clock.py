@@ -150,9 +150,11 @@ def finite_or_none(value: float) -> float | None:
 
 
 def format_ms(ms: float | None) -> str:
-    """Milliseconds in three digits: "123", "12.3" or "1.23"; "" for None."""
+    """Milliseconds in three digits: "123", "12.3", "1.23" or "0.0123"; "" for None."""
     if ms is None:
         return ""
+    if ms < 0.1:
+        return f"{ms:.4f}"
     if ms >= 100:
         return f"{ms:.0f}"
     if ms >= 10:

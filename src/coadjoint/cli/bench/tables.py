@@ -289,7 +289,8 @@ def run_bench(options: BenchOptions, tick: Tick = ignore_progress) -> BenchResul
                 found = measure_goals(name, contests, options.repeat, options.device, tick_share)
                 goals += found
                 done += 1
-                tick(done, total, "; ".join(map(str, found)))
+                for goal in found:
+                    tick(done, total, str(goal))
         except KeyboardInterrupt:
             interrupted = True
             about = about or describe_machine(options.device)  # Ctrl-C may come before it is known
@@ -315,11 +316,11 @@ def drop_missing_peers(options: BenchOptions) -> tuple[BenchOptions, dict[str, s
     """The options without the peers that this machine lacks, and {peer: why it lacks them}.
 
     The other peers are made of torch, which is always here. FlashRNN is rarely here, so its absence
-    is told only if it was asked for.
+    is told only if it was asked for. Without rows of gradients neither it nor JAX is needed.
     """
     missing = {}
     for peer, load in (("jax", load_jax), (FLASHRNN, load_flashrnn)):
-        if peer in options.peers:
+        if peer in options.peers and options.grid:
             try:
                 load(options.device)
             except MissingError as error:
