@@ -94,6 +94,7 @@ The time of one training gradient, ours and the peers', measured in one run;
 machine it names, and is replaced by the next run on a device of that kind. The row `mlp` is a deep
 network, with layers for T: 30 tanh layers of 64 units, penalised over depth. Two ratios of it have
 a goal on a CPU: it costs at most 2.3 plain gradients, and autograd takes at least twice as long.
+Rows with a limit say whether our time, divided by the peer's, is at most that.
 """
 
 
