@@ -30,12 +30,12 @@ def bench(
     cells: Optional[str] = typer.Option(
         None,
         "--cells",
-        help="elman,lstm,gru,nn.RNN,nn.LSTM,nn.GRU,mlp,hessian-free (default: all)",
+        help="elman, lstm, gru, nn.RNN, nn.LSTM, nn.GRU, mlp, hessian-free (default: all)",
     ),
     rows: Optional[str] = typer.Option(
         None,
         "--rows",
-        help="gradient,own-loop,gradient-penalty,one-step,training-step (default: all)",
+        help="gradient, own-loop, gradient-penalty, one-step, training-step (default: all)",
     ),
     sizes: Optional[str] = typer.Option(
         None,
@@ -72,15 +72,15 @@ def bench(
     ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="print the results only, no progress"),
 ) -> None:
-    """Time gradients against torch.nn, autograd and JAX, and against the limits of this machine.
+    """Time gradients against other libraries, and against the limits of this machine.
 
     Plain, penalised and double gradients are timed, all from the same weights. For mlp, a network
     of 30 tanh layers, "costs" is the penalised gradient in plain ones, and "vs autograd loop" says
     how much longer torch takes for the same by differentiating twice.
 
-    Other rows have a limit, the largest ratio of our time to a peer's that is wanted: own-loop
-    (costates, a penalty and backward(); elman, lstm, gru), gradient-penalty and one-step (nn.RNN,
-    nn.LSTM, nn.GRU), training-step (elman, lstm, gru). They say whether it is met.
+    Other rows have a limit, the largest ratio of our time to a peer's that is wanted, and say
+    whether it is met: own-loop (costates, a penalty, backward()) and training-step of elman, lstm
+    and gru, gradient-penalty and one-step of nn.RNN, nn.LSTM and nn.GRU.
     """
     from ..training import files
     from .bench import options, problems, tables
