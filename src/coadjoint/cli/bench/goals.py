@@ -52,12 +52,13 @@ SHORT_TURN_MS = 10.0
 ALL_SHORT_TURNS_MS = 1500.0
 
 GOAL_NOTE = (
-    "ratio: our time divided by the peer's; limit: the largest ratio that is wanted. Turns are "
-    "short, and the fastest fifth counts. own-loop: costates, a penalty and backward() as in a "
-    "user's own loop, against co.Penalised. gradient-penalty: of a critic with one layer of co.nn, "
-    "against the gradient of its mean score, and torch.nn's penalty. one-step: calls of one "
-    "step, T = 1. training-step: batch, gradient, clipping, Adam and metrics of `coadjoint train`, "
-    "against gradient and Adam alone."
+    "ratio: our time divided by the peer's; limit: the largest ratio that is wanted. gradient: "
+    "the medians of the table above. The other rows have turns of 10 ms, of which the fastest "
+    "fifth counts. own-loop: costates, a penalty and backward() as in a user's own loop, against "
+    "co.Penalised. gradient-penalty: of a critic with one layer of co.nn, against the gradient of "
+    "its mean score; torch.nn's is without cuDNN and oneDNN, which have no second derivative. "
+    "one-step: calls with T = 1. training-step: batch, gradient, clipping, Adam and metrics of "
+    "`coadjoint train`, against gradient and Adam alone."
 )
 
 
