@@ -189,7 +189,7 @@ class BenchResult:
         has_modules = any(row.cell in FORMULAS for row in self.rows)
         if device == "cuda" and has_modules:
             notes.append(TF32_NOTE)
-        if "jax" in self.options.peers and "jax" not in self.missing:
+        if any("JAX scan" in row.peers for row in self.rows):
             if device == "cuda":
                 notes.append(JAX_TF32_NOTE)
             notes.append(JAX_NOTE)
