@@ -66,6 +66,10 @@ SLOW = (
     "sweeps/test_differentiable.py", "sweeps/test_zeros.py", "training/test_learning.py",
 )  # fmt: skip
 FORECASTS = (("models/test_forecasting.py",), ("cli/test_forecast.py",))
+STORED = (
+    ("tasks/test_prepared.py", "tasks/test_prepared_arrays.py"),
+    ("tasks/test_prediction_in_parts.py", "tasks/test_data_beyond_memory.py"),
+)
 TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cells/": (KERNEL, SLOW),
     "cells/steps.py": (("cells/test_steps.py",), ("networks/test_initialisers.py",)),
@@ -182,6 +186,19 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tasks/": (("tasks/test_data.py",), ("tasks/test_tasks.py", "tasks/test_readers.py")),
     "tasks/ahead.py": FORECASTS,
     "tasks/future_rows.py": FORECASTS,
+    "tasks/array_chunks.py": STORED,
+    "tasks/array_files.py": STORED,
+    "tasks/chunks.py": STORED,
+    "tasks/prepare_checks.py": STORED,
+    "tasks/prepared.py": STORED,
+    "tasks/prepared_description.py": STORED,
+    "tasks/prepared_words.py": STORED,
+    "tasks/preparing.py": STORED,
+    "tasks/stored_gaps.py": STORED,
+    "tasks/stored_prediction.py": STORED,
+    "tasks/stored_rows.py": STORED,
+    "tasks/stored_sets.py": STORED,
+    "tasks/uneven.py": STORED,
     "tasks/asked.py": (("tasks/test_asked_rows.py",), ("cli/test_predicted_rows.py",)),
     "tasks/data.py": (("tasks/test_data.py",), ("tasks/test_own_samples.py",)),
     "tasks/denoising.py": (("tasks/test_samples.py",), ()),
