@@ -38,13 +38,12 @@ def test_runs_with_a_row_are_not_listed_again():
     }
 
 
-def test_the_best_validation_is_chosen_and_gets_other_seeds_and_more_epochs():
+def test_the_best_validation_is_chosen_and_gets_other_seeds():
     base, larger = music.Run("tune", "JSB", 200), music.Run("tune", "JSB", 300)
-    rows = [row_of(base, 8.6), row_of(larger, 8.4, seconds=150.0)]
+    rows = [row_of(base, 8.6), row_of(larger, 8.4)]
     runs = music.final_runs(rows)
     assert [run.seed for run in runs] == list(music.FINAL_SEEDS)
-    epochs = int(music.FINAL_SECONDS / 3)  # an epoch took three seconds
-    assert {replace(run, seed=0) for run in runs} == {replace(larger, part="final", epochs=epochs)}
+    assert {replace(run, seed=0) for run in runs} == {replace(larger, part="final")}
 
 
 def test_a_run_is_begun_only_if_it_can_end():
