@@ -416,6 +416,7 @@ def moved(name, step):
 
 names = [name for name in OPTIMISERS if name not in ("hessian-free", "ridge")]
 ours = {name: moved(name, internals.take_step) for name in names}
+assert torch.optim.Optimizer.add_param_group.__wrapped__  # there is something to be marked
 assert not internals.compiler_is_loaded()
 
 calls = []  # hooks are served
@@ -425,9 +426,14 @@ internals.take_step(watched)
 assert calls == [1]
 assert internals.compiler_is_loaded()
 
-for method in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
-    plain = getattr(torch.optim.Optimizer, method).__wrapped__  # what was marked is so no longer
-    assert getattr(plain, "__dynamo_disable", None) is not plain
+def marked():
+    methods = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
+    plain = [getattr(torch.optim.Optimizer, method).__wrapped__ for method in methods]
+    return [each for each in plain if getattr(each, "__dynamo_disable", None) is each]
+
+assert not marked()  # what was marked is so no longer
+with internals.optimisers_without_compiler():
+    assert not marked()  # nothing is gained where the compiler is loaded
 for name, p in ours.items():
     def usual(optimiser, *given):
         optimiser.step(*given)
