@@ -186,7 +186,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tasks/": (("tasks/test_data.py",), ("tasks/test_tasks.py", "tasks/test_readers.py")),
     "tasks/ahead.py": FORECASTS,
     "tasks/future_rows.py": FORECASTS,
-    "tasks/array_chunks.py": STORED,
+    "tasks/array_chunks.py": (("tasks/test_prepared_arrays.py",), ("tasks/test_prepared.py",)),
     "tasks/array_files.py": STORED,
     "tasks/chunks.py": STORED,
     "tasks/prepare_checks.py": STORED,

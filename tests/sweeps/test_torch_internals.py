@@ -414,9 +414,22 @@ def moved(name, step):
         put_state(optimiser, state_of(optimiser))
     return p.detach()
 
+def marked():
+    methods = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
+    plain = [getattr(torch.optim.Optimizer, method).__wrapped__ for method in methods]
+    return [each for each in plain if getattr(each, "__dynamo_disable", None) is each]
+
+with internals.optimisers_without_compiler():
+    with internals.optimisers_without_compiler():
+        assert len(marked()) == 4
+    assert len(marked()) == 4
+usual_zero_grad = torch.optim.Optimizer.zero_grad
+torch.optim.Optimizer.zero_grad = lambda self: None  # somebody's own
+with internals.optimisers_without_compiler():
+    pass
+torch.optim.Optimizer.zero_grad = usual_zero_grad
 names = [name for name in OPTIMISERS if name not in ("hessian-free", "ridge")]
 ours = {name: moved(name, internals.take_step) for name in names}
-assert torch.optim.Optimizer.add_param_group.__wrapped__  # there is something to be marked
 assert not internals.compiler_is_loaded()
 
 calls = []  # hooks are served
@@ -425,11 +438,6 @@ watched.register_step_post_hook(lambda *given: calls.append(1))
 internals.take_step(watched)
 assert calls == [1]
 assert internals.compiler_is_loaded()
-
-def marked():
-    methods = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
-    plain = [getattr(torch.optim.Optimizer, method).__wrapped__ for method in methods]
-    return [each for each in plain if getattr(each, "__dynamo_disable", None) is each]
 
 assert not marked()  # what was marked is so no longer
 with internals.optimisers_without_compiler():
