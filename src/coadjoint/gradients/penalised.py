@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import InputError, KindError, NumericalError, Unsupported, brief
 from ..networks.interface import Net, NetRun, holds_source, run_function
@@ -31,6 +32,7 @@ from .evaluation import (
     evaluation_without_run,
     name_gradients,
 )
+from .layer_by_hand import LayerGradient, ReadsRun
 from .method import (
     Method,
     check_arguments,
@@ -112,6 +114,7 @@ class Penalised(Method):
                 f"pretrain must be a number of training steps, at least 0; got {pretrain!r}."
             )
         self.pretrain = pretrain
+        self._reads_run = False  # whether the penalty was seen to read more than costates
         if isinstance(weight, Steered):
             self.state.update(step=0, rho=weight.start, decay=0.0, samples=0)
 
@@ -294,23 +297,38 @@ class Penalised(Method):
         if by_hand is not None:
             return self._compute_by_hand(by_hand, rho)
         parameters = trained_parameters(net)
+        if self.penalty.reads_run_only and not self._reads_run:
+            layer = LayerGradient.of(net, batch, loss)
+            try:
+                if layer is not None:
+                    return self._compute_layer(layer, parameters, rho)
+            except ReadsRun:  # remembered: the next gradient goes through the graph at once
+                self._reads_run = True
         with torch.enable_grad():
             run = run_function(net)(batch)
             lam = self._costates(run, batch, loss)
             G = self._penalty_of(lam)
             objective = batch.mean(self._objective(lam.loss, G, rho))
             leaves = list(parameters.values())
-            try:
+            with blaming_weight(rho):
                 grads = differentiate_by(leaves, objective)
-            except NumericalError as error:
-                if not isinstance(rho, float) or rho < LARGE:
-                    raise
-                raise NumericalError(
-                    f"{error} The penalty's weight is rho = {rho:g}: lower it."
-                ) from None
             gradient = name_gradients(parameters, grads)
             decays = self._measure_decay(lam)
             return GradientTuple(lam.loss.detach(), G.detach(), gradient, decays), run, lam
+
+    def _compute_layer(
+        self, layer: LayerGradient, parameters: dict[str, nn.Parameter], rho: float | Tensor
+    ) -> tuple[GradientTuple, NetRun, RunCostates]:
+        """Return what `compute` does, without a graph of torch's over time."""
+        with blaming_weight(rho):
+            by_id, G, lam = layer.penalised_gradient(
+                self._penalty_of,
+                lambda losses, G: self._objective(losses, G, rho),
+                holds_source(self.hold),
+            )
+        gradient = name_by_id(parameters, by_id)
+        decays = self._measure_decay(lam)
+        return GradientTuple(lam.loss, G, gradient, decays), layer.run, lam
 
     def _compute_by_hand(
         self, by_hand: HandGradient, rho: float | Tensor
@@ -386,6 +404,19 @@ class Penalised(Method):
             known = decays.double()[~decays.isnan()]  # NaN: fewer than two nonzero costates
             self.state["decay"] += float(known.sum())
             self.state["samples"] += len(known)
+
+
+@contextlib.contextmanager
+def blaming_weight(rho: float | Tensor) -> Iterator[None]:
+    """Add a large weight of the penalty to an error of overflow: it may well be the cause."""
+    try:
+        yield
+    except NumericalError as error:
+        if not isinstance(rho, float) or rho < LARGE:
+            raise
+        raise NumericalError(
+            f"{error} The penalty's weight is rho = {rho:g}: lower it."
+        ) from None
 
 
 def differentiate_by(leaves: Sequence[Tensor], objective: Tensor) -> Sequence[Tensor | None]:

@@ -5,6 +5,7 @@ The formulas and names are those of differentiable.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -142,46 +143,10 @@ class Adjoint(SweepFunction):
         """
         if autocast_is_on():
             return without_autocast(Adjoint.backward, ctx, glam, gdelta, None)
-        link, declared, W, saved, lam, delta, k = AdjointState.read(ctx)
-        plan = ctx.plan
-        rows = plan.rows
-        need = AdjointInputs(*needed_inputs(ctx))
         if glam is None and gdelta is None:
             return (None,) * 13
-        factor = None if link is None else link.factor
-        try:
-            mu, nu = Tangent.apply(plan, factor, glam, gdelta, W, *saved)
-        except NumericalError as error:
-            raise blame_penalty(rows, glam, error) from None
-        m = apply_link(rows, mu, link)
-        wrt = saved.differentiable_names((need.a, need.v, need.x, need.p))
-        bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
-        gW = None
-        if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
-            gW = weight_gradient(rows, W, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
-        has_s, has_last, has_sa = ctx.has
-        gs = None
-        if has_s and need.s:
-            gs = at_true_scale(plan, mu, k, declared)
-        glast = None
-        if has_last and need.s_last:  # declared: None, since the loss reads every last state
-            k_last = None if k is None else rows.last(k)
-            glast = at_true_scale(plan, rows.last(mu), k_last, None)
-        return AdjointInputs(
-            plan=None,
-            scaled=None,
-            factor=None,
-            declared=None,
-            s=gs,
-            s_last=glast,
-            sa=nu if has_sa and need.sa else None,
-            W=gW,
-            a=bends.get("a"),
-            v=bends.get("v"),
-            x=bends.get("x"),
-            p=bends.get("p"),
-            q=None,
-        )
+        need = AdjointInputs(*needed_inputs(ctx))
+        return adjoint_gradient(ctx.plan, AdjointState.read(ctx), glam, gdelta, need, ctx.has)
 
     @staticmethod
     @nestable_jvp
@@ -238,6 +203,56 @@ class Adjoint(SweepFunction):
                 dlast = scale(dlast, -rows.last(k[:, None]))
         dlam, ddelta = adjoint(plan, saved, W, plus(ds, into_x), dlast, plus(dsa, into_a), link)
         return dlam, ddelta, None
+
+
+def adjoint_gradient(
+    plan: SweepPlan,
+    state: AdjointState,
+    glam: Tensor | None,
+    gdelta: Tensor | None,
+    need: AdjointInputs[bool],
+    has: Sequence[bool],
+) -> AdjointInputs[Tensor | None]:
+    """The gradient of an adjoint sweep by its arguments, from those by its results lam and delta.
+
+    need: by which arguments. has: was there a source s, s_last, sa?
+    """
+    link, declared, W, saved, lam, delta, k = state
+    rows = plan.rows
+    factor = None if link is None else link.factor
+    try:
+        mu, nu = Tangent.apply(plan, factor, glam, gdelta, W, *saved)
+    except NumericalError as error:
+        raise blame_penalty(rows, glam, error) from None
+    m = apply_link(rows, mu, link)
+    wrt = saved.differentiable_names((need.a, need.v, need.x, need.p))
+    bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
+    gW = None
+    if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
+        gW = weight_gradient(rows, W, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
+    has_s, has_last, has_sa = has
+    gs = None
+    if has_s and need.s:
+        gs = at_true_scale(plan, mu, k, declared)
+    glast = None
+    if has_last and need.s_last:  # declared: None, since the loss reads every last state
+        k_last = None if k is None else rows.last(k)
+        glast = at_true_scale(plan, rows.last(mu), k_last, None)
+    return AdjointInputs(
+        plan=None,
+        scaled=None,
+        factor=None,
+        declared=None,
+        s=gs,
+        s_last=glast,
+        sa=nu if has_sa and need.sa else None,
+        W=gW,
+        a=bends.get("a"),
+        v=bends.get("v"),
+        x=bends.get("x"),
+        p=bends.get("p"),
+        q=None,
+    )
 
 
 class TangentInputs(NamedTuple, Generic[Entry]):
