@@ -11,31 +11,37 @@ read more of a run than its costates, see `ReadsRun`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.nn.functional import pad
 
 from ..networks.interface import Net
+from ..networks.judge import Judge
 from ..networks.network import Network
 from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
+from ..objectives.loss_points import GraphPoint, graph_point
 from ..objectives.losses import LOSSES, LossLike
+from ..sweeps import engines
 from ..sweeps.adjoint_tangent import AdjointInputs, AdjointState, adjoint_gradient
 from ..sweeps.affine import affine, plus
 from ..sweeps.chunks import sum_products, sum_rows
 from ..sweeps.costates import Costates, slot_columns
 from ..sweeps.differentiable import Adjoint, forward_gradient
 from ..sweeps.functions import is_transformed
-from ..sweeps.layout import HasLayout, Layout
+from ..sweeps.layout import HasLayout, Layout, lay_out
+from ..sweeps.overflow import check_range, constant
+from ..sweeps.plan import Saved, SweepPlan
 from ..sweeps.rows import Link
 from ..sweeps.run import FormulaRun
-from ..sweeps.torch_internals import autocast_is_on, named_parameters
+from ..sweeps.torch_internals import autocast_is_on, is_plain_parameter, own_parameters
 
 GradientById = dict[int, Tensor]
+PLAIN = {"W", "R", "b", "V", "b_o"}  # no skip D, no attention, no learned x0
 
 
 class ReadsRun(Exception):
@@ -45,10 +51,10 @@ class ReadsRun(Exception):
 class RunWithoutStates(HasLayout):
     """The run of costates that are leaves of a graph: where they lie, and nothing else."""
 
-    def __init__(self, run: Trajectory) -> None:
-        self.layout: Layout = run.layout
-        self.hidden = run.hidden
-        self.slot_names = run.slot_names
+    def __init__(self, layout: Layout, net: Network) -> None:
+        self.layout = layout
+        self.hidden = net.hidden
+        self.slot_names = net.slot_names
 
     def slot_columns(self, names: tuple[str, ...]) -> list[slice]:
         """The entries of the slots with these names, as RecurrenceRun.slot_columns."""
@@ -61,25 +67,66 @@ class RunWithoutStates(HasLayout):
 class LayerGradient:
     """The gradient of one recurrent layer for one batch, of L or of share L + rho G.
 
-    run     of the network, without a graph
-    a       its pre-outputs in rows, the leaf of the loss's graph
-    losses  of each sample, [B], with that graph
+    sweep   the run over time, without a graph
+    a       the pre-outputs in rows, the leaf of the loss's graph
+    point   the loss at a, if it has slopes without a graph
+    losses  of each sample, [B]
     """
 
     def __init__(self, net: Network, batch: Batch, loss: LossLike) -> None:
+        # What Network.run does, without what such a network has not: see can_be_by_hand.
+        cell = net.cell
+        engine = engines.load(net.engine)
+        own = own_parameters(net)
+        V = own["V"]
+        assert cell is not None and engine is not None and V is not None
         self.net = net
         self.batch = batch
-        with torch.no_grad():
-            self.run = net.run(batch)
-        sweep = self.run.run
-        assert isinstance(sweep, FormulaRun)
-        self.sweep = sweep
-        self.rows = sweep.plan.rows
+        self.V: Tensor = V
+        self.b_o: Tensor | None = own.get("b_o")
+        self.layout, self.u = lay_out(batch.u, batch.lengths, net.inputs, V)
+        self.rows = self.layout.rows
         self.every = net.readout == "every"
-        judge = self.run.judge(loss, batch.y, batch.mask, batch.reduce)
+        with torch.no_grad():
+            weights = net.effective_weights()
+            self.input_weights = weights.input_weights
+            base, side = net.drive(self.u, self.input_weights, self.rows)
+            x0 = self.layout.sort(net.initial_state(batch.x0, self.rows.B))
+            plan = SweepPlan(cell, self.rows, engine)
+            p = weights.p
+            x, a, q = engine.forward(plan, base, side, weights.W, x0, p)
+            last = self.rows.last(x)
+            check_range(plan, last, "the state", constant(x))
+            self.sweep = FormulaRun(plan, Saved(a, side, x, p, q), weights.W, last)
+            self.h = net.readout_input(self.rows, x, last)
+            self.a = affine(self.rows if self.every else None, self.h, V, self.b_o)
+            judge = Judge.of(net, self.layout, loss, batch.y, batch.mask, batch.reduce, V)
+            self.point: GraphPoint | None = None
+            if not self.every and judge.weight is None:
+                self.point = graph_point(loss, self.a, judge.y, net.output)
+        if self.point is not None:
+            self.losses = self.layout.unsort(self.point.value)
+            return
         with torch.enable_grad():
-            self.a = self.run.a_rows.detach().requires_grad_()
-            self.losses = judge.sample_losses(self.a)
+            self.losses = judge.sample_losses(self.a.requires_grad_())
+
+    @functools.cached_property
+    def run(self) -> Trajectory:
+        """The run of the network over the batch."""
+        net = self.net
+        return Trajectory(
+            layout=self.layout,
+            run=self.sweep,
+            hidden=net.hidden,
+            slot_names=net.slot_names,
+            network=net,
+            u_rows=self.u,
+            a_rows=self.a.detach(),
+            V=self.V,
+            b_o=self.b_o,
+            extra={},
+            input_weights=self.input_weights,
+        )
 
     @staticmethod
     def of(net: Net, batch: Batch, loss: LossLike) -> LayerGradient | None:
@@ -88,50 +135,70 @@ class LayerGradient:
             return None
         return LayerGradient(net, batch, loss)
 
+    @torch.no_grad()
     def loss_gradient(self) -> GradientById:
         """The gradient of the mean loss, by the id of each parameter."""
-        with torch.enable_grad():
-            (of_a,) = torch.autograd.grad(self.batch.mean(self.losses), self.a)
-        with torch.no_grad():
-            return self._pull(of_a, NO_COSTATES)
+        return self._pull(self._loss_slope(self._sample_shares()), NO_COSTATES)
 
+    @torch.no_grad()
     def penalised_gradient(
-        self,
-        G: Callable[[Costates], Tensor],
-        objective: Callable[[Tensor, Tensor], Tensor],
-        held: bool = False,
+        self, G: Callable[[Costates], Tensor], rho: float, share: float = 1.0, held: bool = False
     ) -> tuple[GradientById, Tensor, Costates]:
-        """The gradient of the mean of objective(L, G), the penalties [B], and the costates.
+        """The gradient of the mean of share L + rho G, the penalties [B], and the costates.
 
-        held: the sources of the costates are constants to the derivative of G. A penalty that reads
-        the run raises ReadsRun.
+        share: 1, or 0 to leave out the loss. held: the sources of the costates are constants to the
+        derivative of G. A penalty that reads the run raises ReadsRun.
         """
-        with torch.enable_grad():
-            (of_a,) = torch.autograd.grad(
-                self.losses.sum(), self.a, create_graph=not held, retain_graph=True
-            )
-        with torch.no_grad():
-            state = self._costates(of_a.detach())
-        assert state.k is not None
-        with torch.enable_grad():
-            rows = state.lam.detach().requires_grad_()
-            leaves = Costates(RunWithoutStates(self.run), rows, state.k, self.losses)  # type: ignore[arg-type]
-            penalties = G(leaves)
-            mean = self.batch.mean(objective(self.losses, penalties))
-            by_lam, by_loss = torch.autograd.grad(
-                mean, [rows, self.losses], allow_unused=True, retain_graph=True
-            )
+        of_a = self._loss_slope(torch.ones_like(self.losses), twice=not held)
+        state = self._costates(of_a.detach())
+        shares = self._sample_shares()
+        penalties, by_lam, by_loss = self._slopes_of_penalty(G, state, rho * shares)
+        by_loss = plus(shares if share else None, by_loss)
         by_costates = NO_COSTATES
         by_source = None
-        with torch.no_grad():
-            if by_lam is not None:
-                by_costates = self._pull_costates(state, by_lam, held)
-                by_source = plus(by_costates.s, by_costates.s_last)
-            gradient = self._pull(self._slope_by_a(of_a, by_loss, by_source), by_costates)
-            if by_source is not None:
-                gradient[id(self.net.V)] += self._source_by_V(of_a.detach(), by_source)
+        if by_lam is not None and rho:
+            by_costates = self._pull_costates(state, by_lam, held)
+            by_source = plus(by_costates.s, by_costates.s_last)
+        gradient = self._pull(self._slope_by_a(of_a, by_loss, by_source), by_costates)
+        if by_source is not None:
+            of_V = self._source_by_V(of_a.detach(), by_source)
+            gradient[id(self.V)] = of_V + gradient.get(id(self.V), 0)
+        assert state.k is not None
         lam = Costates(self.run, state.lam, state.k, self.losses.detach())
-        return gradient, penalties.detach(), lam
+        return gradient, penalties, lam
+
+    def _sample_shares(self) -> Tensor:
+        """The share of each sample in the mean over samples, [B]."""
+        losses = self.losses.detach()
+        shares = torch.ones_like(losses) / len(losses)
+        if self.batch.weight is None:
+            return shares
+        return shares * self.batch.weights(losses[None])
+
+    def _loss_slope(self, seeds: Tensor, twice: bool = False) -> Tensor:
+        """The slope of sum_j seeds_j L_j by the pre-outputs, in rows. twice: keep its graph."""
+        if self.point is not None:
+            return self.point.slope(self.layout.sort(seeds))
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(
+                self.losses, self.a, seeds, create_graph=twice, retain_graph=True
+            )
+        return slope
+
+    def _slopes_of_penalty(
+        self, G: Callable[[Costates], Tensor], state: AdjointState, weights: Tensor
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The penalties [B], and the slopes of sum_j weights_j G_j by costates and losses."""
+        assert state.k is not None
+        run = RunWithoutStates(self.layout, self.net)
+        with torch.enable_grad():
+            rows = state.lam.detach().requires_grad_()
+            losses = self.losses.detach().requires_grad_()
+            penalties = G(Costates(run, rows, state.k, losses))  # type: ignore[arg-type]
+            slopes: tuple[Tensor | None, Tensor | None] = torch.autograd.grad(
+                penalties, [rows, losses], weights, allow_unused=True
+            )
+        return penalties.detach(), *slopes
 
     def _readout_states(self, y: Tensor) -> Tensor:
         """What the readout reads of states: rows of steps, [N, .], or of samples, [B, .].
@@ -143,8 +210,7 @@ class LayerGradient:
     def _onto_states(self, of_a: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """V' of_a as a slope by all states, [B + N, n], or by the last ones, [B, n]."""
         rows = self.rows if self.every else None
-        V = self.net.V
-        by_h = of_a @ V if rows is None else affine(rows, of_a, V.t(), None)
+        by_h = of_a @ self.V if rows is None else affine(rows, of_a, self.V.t(), None)
         by_x = self.net.visible_state_transpose(by_h)
         if self.every:
             return pad(by_x, (0, 0, self.rows.B, 0)), None
@@ -190,16 +256,20 @@ class LayerGradient:
         self, of_a: Tensor, by_loss: Tensor | None, by_source: Tensor | None
     ) -> Tensor | None:
         """The objective's slope by the pre-outputs, from those by the losses and V' of_a."""
+        if by_source is None:
+            return None if by_loss is None else self._loss_slope(by_loss)
+        h = self._readout_states(by_source)
+        change = affine(self.rows, h, self.V, None) if self.every else h @ self.V.t()
+        if self.point is not None:
+            return self.point.bend(change, None if by_loss is None else self.layout.sort(by_loss))
         values = []
         seeds = []
         if by_loss is not None:
             values.append(self.losses)
             seeds.append(by_loss)
-        if by_source is not None and of_a.requires_grad:
-            h = self._readout_states(by_source)
-            rows = self.rows if self.every else None
+        if of_a.requires_grad:  # otherwise the loss is made of straight lines
             values.append(of_a)
-            seeds.append(h @ self.net.V.t() if rows is None else affine(rows, h, self.net.V, None))
+            seeds.append(change)
         if not values:
             return None
         (slope,) = torch.autograd.grad(values, self.a, seeds)
@@ -225,11 +295,11 @@ class LayerGradient:
         by_last = None
         if of_a is not None:
             by_x, by_last = self._onto_states(of_a)
-            h = net.readout_input(self.rows, sweep.x, sweep.last)
+            h = self.h
             rows = self.rows if self.every else None
-            gradient[id(net.V)] = of_a.t() @ h if rows is None else sum_products(rows, of_a, h)
-            if net.b_o is not None:
-                gradient[id(net.b_o)] = of_a.sum(0) if rows is None else sum_rows(rows, of_a)
+            gradient[id(self.V)] = of_a.t() @ h if rows is None else sum_products(rows, of_a, h)
+            if self.b_o is not None:
+                gradient[id(self.b_o)] = of_a.sum(0) if rows is None else sum_rows(rows, of_a)
         need = (True, sweep.saved.v is not None, True, False, True)
         delta, by_v, by_W, _, by_p = forward_gradient(
             sweep.plan, sweep.saved, sweep.W, plus(more.x, by_x), by_last, more.a, need
@@ -250,7 +320,7 @@ class LayerGradient:
         """The gradients by R and b from those by what the inputs add to the steps."""
         net = self.net
         rows = self.rows
-        u = self.run.u_rows
+        u = self.u
         cell = self.sweep.plan.cell
         by_R = sum_products(rows, delta, u)
         by_b = None if net.b is None else sum_rows(rows, delta)
@@ -285,16 +355,18 @@ def can_be_by_hand(net: Network, loss: LossLike) -> bool:
     if not is_known or autocast_is_on() or is_transformed():
         return False
     cell = net.cell
-    if cell is None or cell.weights is not None or cell.given or net.mask is not None:
+    # torch makes another class of a network with structured weights.
+    if type(net) is not Network or cell is None or cell.weights is not None or cell.given:
         return False
-    if type(net) is not Network or net.V.device.type != "cpu" or net.engine == "autograd":
+    own = own_parameters(net)
+    if not own.keys() <= PLAIN or not net.is_linear or (net.dropout and net.training):
         return False
-    if not net.is_linear or hasattr(net, "D") or (net.dropout and net.training):
+    if net.mask is not None or net.must_be_called() or net.engine == "autograd":
         return False
-    raw = (net.W, net.R, net.b, net.V, net.b_o)
-    if isinstance(net.x0, Parameter) or not all(y is None or type(y) is Parameter for y in raw):
+    used = [p for p in (*own.values(), *own_parameters(net.p).values()) if p is not None]
+    if used[0].device.type != "cpu":
         return False
-    return not net.must_be_called() and all(p.requires_grad for _, p in named_parameters(net))
+    return all(is_plain_parameter(p) and p.requires_grad for p in used)
 
 
 NO_COSTATES = AdjointInputs[Tensor | None](*[None] * len(AdjointInputs._fields))

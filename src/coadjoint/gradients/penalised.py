@@ -297,7 +297,7 @@ class Penalised(Method):
         if by_hand is not None:
             return self._compute_by_hand(by_hand, rho)
         parameters = trained_parameters(net)
-        if self.penalty.reads_run_only and not self._reads_run:
+        if self.penalty.reads_run_only and isinstance(rho, float) and not self._reads_run:
             layer = LayerGradient.of(net, batch, loss)
             try:
                 if layer is not None:
@@ -317,14 +317,12 @@ class Penalised(Method):
             return GradientTuple(lam.loss.detach(), G.detach(), gradient, decays), run, lam
 
     def _compute_layer(
-        self, layer: LayerGradient, parameters: dict[str, nn.Parameter], rho: float | Tensor
+        self, layer: LayerGradient, parameters: dict[str, nn.Parameter], rho: float
     ) -> tuple[GradientTuple, NetRun, RunCostates]:
         """Return what `compute` does, without a graph of torch's over time."""
         with blaming_weight(rho):
             by_id, G, lam = layer.penalised_gradient(
-                self._penalty_of,
-                lambda losses, G: self._objective(losses, G, rho),
-                holds_source(self.hold),
+                self._penalty_of, rho, self.share, holds_source(self.hold)
             )
         gradient = name_by_id(parameters, by_id)
         decays = self._measure_decay(lam)
