@@ -34,6 +34,7 @@ from ..sweeps.costates import Costates, slot_columns
 from ..sweeps.differentiable import Adjoint, forward_gradient
 from ..sweeps.functions import is_transformed
 from ..sweeps.layout import HasLayout, Layout, lay_out
+from ..sweeps.norms import norm_gradient
 from ..sweeps.overflow import check_range, constant
 from ..sweeps.plan import Saved, SweepPlan
 from ..sweeps.rows import Link
@@ -142,17 +143,31 @@ class LayerGradient:
 
     @torch.no_grad()
     def penalised_gradient(
-        self, G: Callable[[Costates], Tensor], rho: float, share: float = 1.0, held: bool = False
+        self,
+        G: Callable[[Costates], Tensor],
+        rho: float,
+        share: float = 1.0,
+        held: bool = False,
+        norm_slope: Callable[[Costates, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[GradientById, Tensor, Costates]:
         """The gradient of the mean of share L + rho G, the penalties [B], and the costates.
 
         share: 1, or 0 to leave out the loss. held: the sources of the costates are constants to the
-        derivative of G. A penalty that reads the run raises ReadsRun.
+        derivative of G. norm_slope: G with its slope by norms, if there is a formula; see Penalty.
+        A penalty that reads the run raises ReadsRun.
         """
         of_a = self._loss_slope(torch.ones_like(self.losses), twice=not held)
         state = self._costates(of_a.detach())
         shares = self._sample_shares()
-        penalties, by_lam, by_loss = self._slopes_of_penalty(G, state, rho * shares)
+        assert state.k is not None
+        lam = Costates(self.run, state.lam, state.k, self.losses.detach())
+        by_loss = None
+        if norm_slope is not None and lam.complete:
+            penalties, by_size = norm_slope(lam, rho * shares)
+            # All samples have the same length, and rows lie as in [T + 1, B].
+            by_lam = norm_gradient(state.lam, lam.size.flatten(), by_size.flatten())
+        else:
+            penalties, by_lam, by_loss = self._slopes_of_penalty(G, state, rho * shares)
         by_loss = plus(shares if share else None, by_loss)
         by_costates = NO_COSTATES
         by_source = None
@@ -163,8 +178,6 @@ class LayerGradient:
         if by_source is not None:
             of_V = self._source_by_V(of_a.detach(), by_source)
             gradient[id(self.V)] = of_V + gradient.get(id(self.V), 0)
-        assert state.k is not None
-        lam = Costates(self.run, state.lam, state.k, self.losses.detach())
         return gradient, penalties, lam
 
     def _sample_shares(self) -> Tensor:

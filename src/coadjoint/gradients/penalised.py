@@ -322,7 +322,11 @@ class Penalised(Method):
         """Return what `compute` does, without a graph of torch's over time."""
         with blaming_weight(rho):
             by_id, G, lam = layer.penalised_gradient(
-                self._penalty_of, rho, self.share, holds_source(self.hold)
+                self._penalty_of,
+                rho,
+                self.share,
+                holds_source(self.hold),
+                self.penalty.norm_slope,
             )
         gradient = name_by_id(parameters, by_id)
         decays = self._measure_decay(lam)

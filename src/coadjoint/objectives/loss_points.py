@@ -54,26 +54,22 @@ class SquaredPoint:
 class ClassPoint:
     """-log softmax(a)_y of class numbers y, as losses.log_softmax computes it.
 
-    e: the exponentials of a - max a; those of the greatest entry are left out of their sum.
+    e: the exponentials of a - max a, with 0 at the greatest entry, which is 1 less their sum.
     """
 
     def __init__(self, a: Tensor, y: Tensor) -> None:
         y = check_classes(a, y).long()
         self.greatest = a.argmax(-1, keepdim=True)
         self.y = y[:, None]
-        below = self._without_greatest(a - a.gather(-1, self.greatest))
-        self.e = below.exp()
-        others = self._without_greatest(self.e).sum(-1, keepdim=True)
+        below = (a - a.gather(-1, self.greatest)).scatter_(-1, self.greatest, 0.0)
+        self.e = below.exp().scatter_(-1, self.greatest, 0.0)
+        others = self.e.sum(-1, keepdim=True)
         self.whole = others + 1
         self.value = nll_loss(below - others.log1p(), y, reduction="none")
 
-    def _without_greatest(self, y: Tensor) -> Tensor:
-        """The rows of y with 0 at the greatest entry of a."""
-        return y.scatter(-1, self.greatest, 0.0)
-
     def _through_differences(self, by_below: Tensor) -> Tensor:
-        """The slope by a from that by a - max a: the entries of a row sum to zero."""
-        slope = self._without_greatest(by_below)
+        """The slope by a from that by a - max a, which is overwritten; each row sums to zero."""
+        slope = by_below.scatter_(-1, self.greatest, 0.0)
         return slope.scatter_(-1, self.greatest, -slope.sum(-1, keepdim=True))
 
     def slope(self, g: Tensor) -> Tensor:
@@ -84,9 +80,9 @@ class ClassPoint:
 
     def bend(self, v: Tensor, g: Tensor | None) -> Tensor:
         """The slope of <v, softmax(a) - e_y>, and slope(g)."""
-        share = torch.ones_like(self.whole) / self.whole
-        v = self._without_greatest(v - v.gather(-1, self.greatest))
-        by_share = self._without_greatest(v * self.e).sum(-1, keepdim=True)
+        share = self.whole.reciprocal()
+        v = (v - v.gather(-1, self.greatest)).scatter_(-1, self.greatest, 0.0)
+        by_share = (v * self.e).sum(-1, keepdim=True)
         by_others = -by_share * (share / self.whole)
         if g is not None:
             by_others = g[:, None] / self.whole + by_others
