@@ -80,7 +80,9 @@ class LayerGradient:
         engine = engines.load(net.engine)
         own = own_parameters(net)
         V = own["V"]
-        assert cell is not None and engine is not None and V is not None
+        assert cell is not None
+        assert engine is not None
+        assert V is not None
         self.net = net
         self.batch = batch
         self.V: Tensor = V
@@ -92,6 +94,7 @@ class LayerGradient:
             weights = net.effective_weights()
             self.input_weights = weights.input_weights
             base, side = net.drive(self.u, self.input_weights, self.rows)
+            assert base is not None
             x0 = self.layout.sort(net.initial_state(batch.x0, self.rows.B))
             plan = SweepPlan(cell, self.rows, engine)
             p = weights.p
@@ -161,7 +164,8 @@ class LayerGradient:
         shares = self._sample_shares()
         assert state.k is not None
         lam = Costates(self.run, state.lam, state.k, self.losses.detach())
-        by_loss = None
+        by_lam: Tensor | None
+        by_loss: Tensor | None = None
         if norm_slope is not None and lam.complete:
             penalties, by_size = norm_slope(lam, rho * shares)
             # All samples have the same length, and rows lie as in [T + 1, B].
@@ -208,10 +212,12 @@ class LayerGradient:
             rows = state.lam.detach().requires_grad_()
             losses = self.losses.detach().requires_grad_()
             penalties = G(Costates(run, rows, state.k, losses))  # type: ignore[arg-type]
-            slopes: tuple[Tensor | None, Tensor | None] = torch.autograd.grad(
+            by_lam: Tensor | None
+            by_loss: Tensor | None
+            by_lam, by_loss = torch.autograd.grad(
                 penalties, [rows, losses], weights, allow_unused=True
             )
-        return penalties.detach(), *slopes
+        return penalties.detach(), by_lam, by_loss
 
     def _readout_states(self, y: Tensor) -> Tensor:
         """What the readout reads of states: rows of steps, [N, .], or of samples, [B, .].

@@ -416,9 +416,7 @@ def blaming_weight(rho: float | Tensor) -> Iterator[None]:
     except NumericalError as error:
         if not isinstance(rho, float) or rho < LARGE:
             raise
-        raise NumericalError(
-            f"{error} The penalty's weight is rho = {rho:g}: lower it."
-        ) from None
+        raise NumericalError(f"{error} The penalty's weight is rho = {rho:g}: lower it.") from None
 
 
 def differentiate_by(leaves: Sequence[Tensor], objective: Tensor) -> Sequence[Tensor | None]:

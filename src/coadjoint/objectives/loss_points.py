@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-from .losses import LOSSES, LossLike, Output, check_classes, same_shape
+from .losses import LOSSES, Loss, LossLike, Output, check_classes, same_shape
 
 
 class GraphPoint(Protocol):
@@ -95,7 +94,7 @@ class ClassPoint:
 def graph_point(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> GraphPoint | None:
     """The loss at a, [entries, outputs]; None where torch's graph must be taken."""
     known = LOSSES.get(loss) if isinstance(loss, str) else loss
-    if y is None or known is None or output not in (known.folds or ("identity",)):
+    if y is None or not isinstance(known, Loss) or output not in (known.folds or ("identity",)):
         return None
     if known is LOSSES["squared"]:
         return SquaredPoint("squared", 1.0, a, y)

@@ -10,7 +10,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..errors import NumericalError
 from .affine import plus
@@ -28,9 +27,17 @@ from .functions import (
 from .memory import empty
 from .overflow import at_true_scale, blame_penalty, check_range, constant
 from .plan import Saved, SweepPlan
-from .pointwise import Pointwise
 from .rows import Link, Rows, scale
-from .slopes import bend, present_directions, read_map, read_pull, read_push, step_map
+from .slopes import (
+    at_saved,
+    bend,
+    present_directions,
+    read_map,
+    read_pull,
+    read_push,
+    step_map,
+    to_state_rows,
+)
 from .torch_internals import autocast_is_on
 from .weights import step_products, weight_gradient
 
@@ -397,26 +404,6 @@ class Tangent(SweepFunction):
             if change_of_read is not None:
                 dga = plus(dga, step_products(rows, change_of_read, W.mT))
         return tangent(plan, saved, W, dg, dga, link)
-
-
-def at_saved(
-    op: Pointwise, rows: Rows, saved: Saved, xprev: Tensor, *more: Tensor, chunked: bool = False
-) -> dict[str, Tensor | None]:
-    """`op`, a derivative of step_map, at the saved arrays; more: its cotangents or directions.
-
-    xprev: x_{t-1} of each step row. chunked: hand on where the rows lie, so that sums over them are
-    taken in chunks of time steps and compiled code may run.
-    """
-    at_hand = (saved.x[rows.B :], saved.q)  # values of the step that need not be computed again
-    chunk_rows = rows if chunked else None
-    return op(at_hand, saved.a, saved.v, xprev, saved.p, *more, rows=chunk_rows)
-
-
-def to_state_rows(rows: Rows, g: Tensor | None) -> Tensor | None:
-    """A step array [N, n] as a state array [B + N, n], zero at the initial states."""
-    if g is None:
-        return None
-    return pad(g, (0, 0, rows.B, 0))
 
 
 def adjoint(

@@ -37,7 +37,8 @@ class _Norm(SweepFunction):
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> Tensor:
         """The gradient g x / ||x||; 0 where the norm is below the normal range of numbers."""
-        return norm_gradient(*ctx.saved_tensors, g)
+        x, size = ctx.saved_tensors
+        return norm_gradient(x, size, g)
 
     @staticmethod
     @nestable_jvp
