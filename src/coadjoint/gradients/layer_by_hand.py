@@ -29,6 +29,7 @@ from ..objectives.losses import LOSSES, LossLike
 from ..sweeps import engines
 from ..sweeps.adjoint_tangent import AdjointInputs, AdjointState, adjoint_gradient
 from ..sweeps.affine import affine, plus
+from ..sweeps.checks import is_deferring_checks
 from ..sweeps.chunks import sum_products, sum_rows
 from ..sweeps.costates import Costates, slot_columns
 from ..sweeps.differentiable import Adjoint, forward_gradient
@@ -176,7 +177,10 @@ class LayerGradient:
         by_costates = NO_COSTATES
         by_source = None
         if by_lam is not None and rho:
-            by_costates = self._pull_costates(state, by_lam, held)
+            has_source = (self.every, not self.every, False)
+            by_costates = adjoint_gradient(
+                self.sweep.plan, state, by_lam, None, self._moved_by_costates(held), has_source
+            )
             by_source = plus(by_costates.s, by_costates.s_last)
         gradient = self._pull(self._slope_by_a(of_a, by_loss, by_source), by_costates)
         if by_source is not None:
@@ -248,28 +252,13 @@ class LayerGradient:
         link = Link.between(self.rows, k, lam.dtype)
         return AdjointState(link, declared, sweep.W, sweep.saved, lam, delta, k)
 
-    def _pull_costates(
-        self, state: AdjointState, by_lam: Tensor, held: bool
-    ) -> AdjointInputs[Tensor | None]:
-        """The objective's slopes by what the costates were computed from, by those by them."""
+    def _moved_by_costates(self, held: bool) -> AdjointInputs[bool]:
+        """What the costates are to be differentiated by: their sources too, unless these are held."""
         cell = self.sweep.plan.cell
-        need = AdjointInputs(
-            plan=False,
-            scaled=False,
-            factor=False,
-            declared=False,
-            s=not held,
-            s_last=not held,
-            sa=False,
-            W=True,
-            a=True,
-            v=bool(cell.v),
-            x=True,
-            p=bool(cell.p),
-            q=False,
+        moved = AdjointInputs(*[False] * len(AdjointInputs._fields))
+        return moved._replace(
+            s=not held, s_last=not held, W=True, a=True, v=bool(cell.v), x=True, p=bool(cell.p)
         )
-        has_source = (self.every, not self.every, False)
-        return adjoint_gradient(self.sweep.plan, state, by_lam, None, need, has_source)
 
     def _slope_by_a(
         self, of_a: Tensor, by_loss: Tensor | None, by_source: Tensor | None
@@ -371,7 +360,7 @@ def can_be_by_hand(net: Network, loss: LossLike) -> bool:
     weights. Hooks and transforms of torch's want its graph.
     """
     is_known = isinstance(loss, str) or any(loss is known for known in LOSSES.values())
-    if not is_known or autocast_is_on() or is_transformed():
+    if not is_known or autocast_is_on() or is_transformed() or is_deferring_checks():
         return False
     cell = net.cell
     # torch makes another class of a network with structured weights.

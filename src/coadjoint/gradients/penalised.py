@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, KindError, NumericalError, Unsupported, brief
+from ..errors import InputError, KindError, Unsupported, brief
 from ..networks.interface import Net, NetRun, holds_source, run_function
 from ..objectives.batch import Batch
 from ..objectives.draws import drawing
@@ -40,12 +39,10 @@ from .method import (
     require_one_layer,
     trained_parameters,
 )
+from .penalty_weight import blaming_weight, refuse_if_out_of_range
 from .segments import SegmentedGradient, Segments, parse_segments
 
 PenaltyLike = str | Penalty | Callable[..., Tensor]
-
-# From this weight on, an error of overflow names the weight: it may well be the cause.
-LARGE = 1e6
 
 
 class Penalised(Method):
@@ -408,32 +405,11 @@ class Penalised(Method):
             self.state["samples"] += len(known)
 
 
-@contextlib.contextmanager
-def blaming_weight(rho: float | Tensor) -> Iterator[None]:
-    """Add a large weight of the penalty to an error of overflow: it may well be the cause."""
-    try:
-        yield
-    except NumericalError as error:
-        if not isinstance(rho, float) or rho < LARGE:
-            raise
-        raise NumericalError(f"{error} The penalty's weight is rho = {rho:g}: lower it.") from None
-
-
 def differentiate_by(leaves: Sequence[Tensor], objective: Tensor) -> Sequence[Tensor | None]:
     """Return the derivatives of the objective; None where it does not depend on a leaf."""
     if not objective.requires_grad:  # pretraining, where all costates are sources that are held
         return [None] * len(leaves)
     return torch.autograd.grad(objective, leaves, allow_unused=True)
-
-
-def refuse_if_out_of_range(rho: float, dtype: torch.dtype) -> None:
-    """Refuse a weight that the type of a network's numbers cannot hold."""
-    largest = torch.finfo(dtype).max
-    if rho > largest:
-        raise NumericalError(
-            f"the penalty's weight rho = {rho:g} is outside the range of "
-            f"{str(dtype).removeprefix('torch.')}, at most {largest:.2g}: lower the weight."
-        )
 
 
 def are_constant(lam: RunCostates) -> bool:

@@ -220,9 +220,9 @@ def adjoint_gradient(
     need: AdjointInputs[bool],
     has: Sequence[bool],
 ) -> AdjointInputs[Tensor | None]:
-    """The gradient of an adjoint sweep by its arguments, from those by its results lam and delta.
+    """The gradient of an adjoint sweep by its arguments, from those by lam and delta.
 
-    need: by which arguments. has: was there a source s, s_last, sa?
+    need: by which of them. has: was there a source s, s_last, sa?
     """
     link, declared, W, saved, lam, delta, k = state
     rows = plan.rows
@@ -238,9 +238,7 @@ def adjoint_gradient(
     if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
         gW = weight_gradient(rows, W, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
     has_s, has_last, has_sa = has
-    gs = None
-    if has_s and need.s:
-        gs = at_true_scale(plan, mu, k, declared)
+    gs = at_true_scale(plan, mu, k, declared) if has_s and need.s else None
     glast = None
     if has_last and need.s_last:  # declared: None, since the loss reads every last state
         k_last = None if k is None else rows.last(k)
