@@ -253,7 +253,7 @@ class LayerGradient:
         return AdjointState(link, declared, sweep.W, sweep.saved, lam, delta, k)
 
     def _moved_by_costates(self, held: bool) -> AdjointInputs[bool]:
-        """What the costates are to be differentiated by: their sources too, unless these are held."""
+        """What the costates are to be differentiated by: by their sources unless these are held."""
         cell = self.sweep.plan.cell
         moved = AdjointInputs(*[False] * len(AdjointInputs._fields))
         return moved._replace(
