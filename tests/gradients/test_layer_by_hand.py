@@ -28,7 +28,7 @@ METHODS = {
     "held": lambda: co.Penalised("variance", 0.2, hold="source"),
     "pretrained": lambda: co.Penalised("variance-l1", 0.2, pretrain=1),
     "part": lambda: co.Penalised(co.penalties.log_ratio.on(part="h"), 0.2),
-    "steered": lambda: co.Penalised("log-ratio", co.penalties.Steered(0.1)),
+    "steered": lambda: co.Penalised("log-ratio", co.penalties.Steered(0.1, 0.01)),
 }
 
 
