@@ -39,6 +39,7 @@ MODULES = {  # where each engine's three loops live
     "cuda": "cuda.engine",
 }
 ENGINES = (*MODULES, "autograd")
+PROBES = {"cpu": "c.probe"}  # modules that know whether an engine is slow here
 # The fastest first. The last engine of each list runs any cell.
 PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("scan", "cuda", "eager")}
 REPLACED = {"stepwise": "eager", "triton": "eager"}  # deprecated names, and what runs instead
@@ -137,8 +138,11 @@ def cell_refusal(name: str, cell: Cell) -> str | None:
 @functools.cache
 def slowness(name: str, dtype: torch.dtype) -> str | None:
     """Why 'auto' passes over an engine that could run, as the end of a sentence; None if not."""
-    of_engine = getattr(load(name), "slowness", None)
-    return None if of_engine is None else of_engine(dtype)
+    if name not in PROBES:
+        return None
+    probe = importlib.import_module(f".{PROBES[name]}", __name__)
+    reason: str | None = probe.slowness(dtype)
+    return reason
 
 
 @functools.cache

@@ -64,13 +64,6 @@ def refusal(device: str) -> str | None:
     return f"{missing}. Install gcc or clang, set $CC, or use engine='eager'."
 
 
-def slowness(dtype: torch.dtype) -> str | None:
-    """Why 'auto' runs engine 'eager' instead, as the end of a sentence; None if it does not."""
-    from . import probe  # runs this engine, and so imports it
-
-    return probe.slowness(dtype)
-
-
 def describe() -> str:
     """The compiler and its flags in words, or why there is none."""
     working, flags, refusal = compiler.compiler_setup()
