@@ -85,7 +85,7 @@ class BPTT(Method):
             return GradientTuple(by_hand.losses, zeros, gradient), by_hand.run
         layer = LayerGradient.of(net, batch, loss)
         if layer is not None:
-            gradient = name_by_id(trained_parameters(net), layer.loss_gradient())
+            gradient = layer.loss_gradient()
             losses = layer.losses.detach()
             return GradientTuple(losses, torch.zeros_like(losses), gradient), layer.run
         parameters = trained_parameters(net)

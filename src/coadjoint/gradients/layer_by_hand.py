@@ -41,6 +41,7 @@ from ..sweeps.plan import Saved, SweepPlan
 from ..sweeps.rows import Link
 from ..sweeps.run import FormulaRun
 from ..sweeps.torch_internals import autocast_is_on, is_plain_parameter, own_parameters
+from .evaluation import Gradient, name_gradients
 
 GradientById = dict[int, Tensor]
 PLAIN = {"W", "R", "b", "V", "b_o"}  # no skip D, no attention, no learned x0
@@ -141,9 +142,9 @@ class LayerGradient:
         return LayerGradient(net, batch, loss)
 
     @torch.no_grad()
-    def loss_gradient(self) -> GradientById:
-        """The gradient of the mean loss, by the id of each parameter."""
-        return self._pull(self._loss_slope(self._sample_shares()), NO_COSTATES)
+    def loss_gradient(self) -> Gradient:
+        """The gradient of the mean loss."""
+        return self._named(self._pull(self._loss_slope(self._sample_shares()), NO_COSTATES))
 
     @torch.no_grad()
     def penalised_gradient(
@@ -153,7 +154,7 @@ class LayerGradient:
         share: float = 1.0,
         held: bool = False,
         norm_slope: Callable[[Costates, Tensor], tuple[Tensor, Tensor]] | None = None,
-    ) -> tuple[GradientById, Tensor, Costates]:
+    ) -> tuple[Gradient, Tensor, Costates]:
         """The gradient of the mean of share L + rho G, the penalties [B], and the costates.
 
         share: 1, or 0 to leave out the loss. held: the sources of the costates are constants to the
@@ -186,7 +187,15 @@ class LayerGradient:
         if by_source is not None:
             of_V = self._source_by_V(of_a.detach(), by_source)
             gradient[id(self.V)] = of_V + gradient.get(id(self.V), 0)
-        return gradient, penalties, lam
+        return self._named(gradient), penalties, lam
+
+    def _named(self, gradient: GradientById) -> Gradient:
+        """The gradient by parameter name; zeros for what is missing."""
+        net = self.net
+        parameters = {name: p for name, p in own_parameters(net).items() if p is not None}
+        for name, p in net.p.items():
+            parameters[f"p.{name}"] = p
+        return name_gradients(parameters, [gradient.get(id(p)) for p in parameters.values()])
 
     def _sample_shares(self) -> Tensor:
         """The share of each sample in the mean over samples, [B]."""

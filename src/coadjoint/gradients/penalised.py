@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import InputError, KindError, Unsupported, brief
 from ..networks.interface import Net, NetRun, holds_source, run_function
@@ -293,14 +293,14 @@ class Penalised(Method):
             by_hand = HandGradient.of(net, batch, loss, twice=True)
         if by_hand is not None:
             return self._compute_by_hand(by_hand, rho)
-        parameters = trained_parameters(net)
         if self.penalty.reads_run_only and isinstance(rho, float) and not self._reads_run:
             layer = LayerGradient.of(net, batch, loss)
             try:
                 if layer is not None:
-                    return self._compute_layer(layer, parameters, rho)
+                    return self._compute_layer(layer, rho)
             except ReadsRun:  # remembered: the next gradient goes through the graph at once
                 self._reads_run = True
+        parameters = trained_parameters(net)
         with torch.enable_grad():
             run = run_function(net)(batch)
             lam = self._costates(run, batch, loss)
@@ -314,18 +314,17 @@ class Penalised(Method):
             return GradientTuple(lam.loss.detach(), G.detach(), gradient, decays), run, lam
 
     def _compute_layer(
-        self, layer: LayerGradient, parameters: dict[str, nn.Parameter], rho: float
+        self, layer: LayerGradient, rho: float
     ) -> tuple[GradientTuple, NetRun, RunCostates]:
         """Return what `compute` does, without a graph of torch's over time."""
         with blaming_weight(rho):
-            by_id, G, lam = layer.penalised_gradient(
+            gradient, G, lam = layer.penalised_gradient(
                 self._penalty_of,
                 rho,
                 self.share,
                 holds_source(self.hold),
                 self.penalty.norm_slope,
             )
-        gradient = name_by_id(parameters, by_id)
         decays = self._measure_decay(lam)
         return GradientTuple(lam.loss, G, gradient, decays), layer.run, lam
 
