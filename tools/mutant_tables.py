@@ -273,7 +273,7 @@ WORDING = {
     "__repr__", "extra_repr", "describe_place", "__getattr__", "__bool__",
     "__torch_function__", "check_range", "time_of_row",
     "raise_error", "vmap_error",
-    "_same_shape", "check_penalty", "named", "register", "is_transformed", "blame_penalty",
+    "same_shape", "check_penalty", "named", "register", "is_transformed", "blame_penalty",
     "describe_nonfinite", "locate_nonfinite", "resume_hint",
     "describe", "describe_environment",
     "refuse_states", "refuse", "folder_name", "save_interrupted", "say",

@@ -25,7 +25,9 @@ temporal         the gradient split into the contributions of time steps
 bptt, penalised, truncated, rtrl    the methods
 shared           one gradient by many processes
 processes        who they are, and what they tell each other
+penalty_weight   errors about the weight of a penalty
 by_hand          the gradient of dense chains, by sweeps over depth without torch's graph
+layer_by_hand    the gradient of one recurrent layer, by sweeps over time without it
 factory          make: methods by name and plain options
 influence        dx_t/dtheta, for RTRL
 streams          checks of one arriving time step

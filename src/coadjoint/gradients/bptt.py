@@ -10,6 +10,7 @@ from ..objectives.losses import LossLike
 from .by_hand import HandGradient
 from .captured import is_on_gpu
 from .evaluation import Evaluation, GradientTuple, evaluation_without_run, make_evaluation
+from .layer_by_hand import LayerGradient
 from .method import (
     Method,
     check_arguments,
@@ -82,6 +83,11 @@ class BPTT(Method):
             gradient = name_by_id(by_hand.layers.trained, by_hand.loss_gradient())
             zeros = torch.zeros_like(by_hand.losses)
             return GradientTuple(by_hand.losses, zeros, gradient), by_hand.run
+        layer = LayerGradient.of(net, batch, loss)
+        if layer is not None:
+            gradient = layer.loss_gradient()
+            losses = layer.losses.detach()
+            return GradientTuple(losses, torch.zeros_like(losses), gradient), layer.run
         parameters = trained_parameters(net)
         with torch.enable_grad():
             run = run_function(net)(batch)

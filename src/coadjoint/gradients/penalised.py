@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..errors import InputError, KindError, NumericalError, Unsupported, brief
+from ..errors import InputError, KindError, Unsupported, brief
 from ..networks.interface import Net, NetRun, holds_source, run_function
 from ..objectives.batch import Batch
 from ..objectives.draws import drawing
@@ -31,6 +31,7 @@ from .evaluation import (
     evaluation_without_run,
     name_gradients,
 )
+from .layer_by_hand import LayerGradient, ReadsRun
 from .method import (
     Method,
     check_arguments,
@@ -38,12 +39,10 @@ from .method import (
     require_one_layer,
     trained_parameters,
 )
+from .penalty_weight import blaming_weight, refuse_if_out_of_range
 from .segments import SegmentedGradient, Segments, parse_segments
 
 PenaltyLike = str | Penalty | Callable[..., Tensor]
-
-# From this weight on, an error of overflow names the weight: it may well be the cause.
-LARGE = 1e6
 
 
 class Penalised(Method):
@@ -112,6 +111,7 @@ class Penalised(Method):
                 f"pretrain must be a number of training steps, at least 0; got {pretrain!r}."
             )
         self.pretrain = pretrain
+        self._reads_run = False  # whether the penalty was seen to read more than costates
         if isinstance(weight, Steered):
             self.state.update(step=0, rho=weight.start, decay=0.0, samples=0)
 
@@ -293,6 +293,13 @@ class Penalised(Method):
             by_hand = HandGradient.of(net, batch, loss, twice=True)
         if by_hand is not None:
             return self._compute_by_hand(by_hand, rho)
+        if self.penalty.reads_run_only and isinstance(rho, float) and not self._reads_run:
+            layer = LayerGradient.of(net, batch, loss)
+            try:
+                if layer is not None:
+                    return self._compute_layer(layer, rho)
+            except ReadsRun:  # remembered: the next gradient goes through the graph at once
+                self._reads_run = True
         parameters = trained_parameters(net)
         with torch.enable_grad():
             run = run_function(net)(batch)
@@ -300,17 +307,26 @@ class Penalised(Method):
             G = self._penalty_of(lam)
             objective = batch.mean(self._objective(lam.loss, G, rho))
             leaves = list(parameters.values())
-            try:
+            with blaming_weight(rho):
                 grads = differentiate_by(leaves, objective)
-            except NumericalError as error:
-                if not isinstance(rho, float) or rho < LARGE:
-                    raise
-                raise NumericalError(
-                    f"{error} The penalty's weight is rho = {rho:g}: lower it."
-                ) from None
             gradient = name_gradients(parameters, grads)
             decays = self._measure_decay(lam)
             return GradientTuple(lam.loss.detach(), G.detach(), gradient, decays), run, lam
+
+    def _compute_layer(
+        self, layer: LayerGradient, rho: float
+    ) -> tuple[GradientTuple, NetRun, RunCostates]:
+        """Return what `compute` does, without a graph of torch's over time."""
+        with blaming_weight(rho):
+            gradient, G, lam = layer.penalised_gradient(
+                self._penalty_of,
+                rho,
+                self.share,
+                holds_source(self.hold),
+                self.penalty.norm_slope,
+            )
+        decays = self._measure_decay(lam)
+        return GradientTuple(lam.loss, G, gradient, decays), layer.run, lam
 
     def _compute_by_hand(
         self, by_hand: HandGradient, rho: float | Tensor
@@ -393,16 +409,6 @@ def differentiate_by(leaves: Sequence[Tensor], objective: Tensor) -> Sequence[Te
     if not objective.requires_grad:  # pretraining, where all costates are sources that are held
         return [None] * len(leaves)
     return torch.autograd.grad(objective, leaves, allow_unused=True)
-
-
-def refuse_if_out_of_range(rho: float, dtype: torch.dtype) -> None:
-    """Refuse a weight that the type of a network's numbers cannot hold."""
-    largest = torch.finfo(dtype).max
-    if rho > largest:
-        raise NumericalError(
-            f"the penalty's weight rho = {rho:g} is outside the range of "
-            f"{str(dtype).removeprefix('torch.')}, at most {largest:.2g}: lower the weight."
-        )
 
 
 def are_constant(lam: RunCostates) -> bool:

@@ -133,7 +133,7 @@ def run_dense(
     activation = layers[0].activation  # the same for all
     assert isinstance(activation, str)
     cell = elman(activation)
-    engine = engines.load(engines.resolve("auto", cell, x.device.type))
+    engine = engines.load(engines.resolve("auto", cell, x.device.type, x.dtype))
     assert engine is not None
     plan = SweepPlan(cell, uniform_rows(len(layers), len(x)), engine, checked=False)
     parameters = (*weights, *biases)

@@ -231,6 +231,10 @@ class SequenceNet(Net):
         whose samples do not lie along axis 1 is refused.
         """
         self.read_batch(batch)
+        return self.must_be_called()
+
+    def must_be_called(self) -> bool:
+        """Whether there are hooks, or another `forward` in the place of this package's."""
         forward = getattr(self.forward, "__func__", None)  # the function behind the bound method
         return has_hooks(self) or forward is not SequenceNet.forward
 

@@ -149,7 +149,7 @@ class Recurrence(PicklableModule):
         if self.cell is not None and (structure is not None or self.cell.structure is not None):
             self._add_structure(self.cell, structure)
         Recurrence.reset_parameters(self)  # not that of a subclass, which is not complete yet
-        engines.resolve(self._engine, self.cell, self.x0.device.type)  # refuses one that cannot run
+        _ = self.engine  # refuses one that cannot run
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -231,7 +231,8 @@ class Recurrence(PicklableModule):
     @property
     def engine(self) -> Choice:
         """The engine in use on the present device, and `.why`. Assign a name to request another."""
-        return engines.resolve(self._engine, self.cell, self.x0.device.type)
+        x0 = self.x0
+        return engines.resolve(self._engine, self.cell, x0.device.type, x0.dtype)
 
     @engine.setter
     def engine(self, name: str) -> None:

@@ -140,7 +140,7 @@ class Trajectory(RecurrenceRun, RunOutputs):
         # A loss given as values may read any state; any other reads those of steps that count.
         states_with_loss = None
         if self.network.readout == "every" and sources.s is not None and not is_given:
-            states_with_loss = self._states_with_loss(mask, sources.s)
+            states_with_loss = self.states_with_loss(mask, sources.s)
         with torch.set_grad_enabled(differentiable):
             costate = self.run.costate(sources.s, sources.s_last, states_with_loss)
         value = sources.loss if differentiable else sources.loss.detach()
@@ -207,7 +207,7 @@ class Trajectory(RecurrenceRun, RunOutputs):
             )
         return LossSources(value, s, s_last)
 
-    def _states_with_loss(self, mask: Tensor | None, like: Tensor) -> Tensor:
+    def states_with_loss(self, mask: Tensor | None, like: Tensor) -> Tensor:
         """[B + N], true for the states that the loss reads: those of steps that count, not x_0.
 
         mask [T, B] is zero at the steps that do not count; None: all do. like: of the device.

@@ -225,7 +225,7 @@ def run_sweep(
     if rows is None:
         x = opaque.sweep(base, side, W, x0, p, name, engine_name)[0]
         return x, x[-frame.B :], None
-    engine = engines.load(engines.resolve(engine_name, cell, base.device.type))
+    engine = engines.load(engines.resolve(engine_name, cell, base.device.type, base.dtype))
     run: FormulaRun | StepFunctionRun
     if engine is None:  # engine 'autograd': no formula, but torch's own derivatives of a step
         step = formula_step(cell, W, p)

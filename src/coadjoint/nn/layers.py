@@ -85,7 +85,8 @@ class LayeredModule(nn.RNNBase):
         if self.layer_norm:
             return Choice("autograd", "layer_norm=True is not elementwise over units")
         cell, _ = find_formula(self.mode, self.peephole)
-        return engines.resolve(self._engine, cell, self.weight_hh_l0.device.type)
+        like = self.weight_hh_l0
+        return engines.resolve(self._engine, cell, like.device.type, like.dtype)
 
     @engine.setter
     def engine(self, name: str) -> None:

@@ -6,6 +6,7 @@ to, never a kind of network.
 
 batch         sequences, targets, lengths, masks and weights of samples
 losses        L(a, y) with the output function folded in, and users' own L(y_hat, y)
+loss_points   the same at one point, with the slopes of torch's graph but without it
 layered       costates of several layers, as penalties see them
 penalty_type  Penalty: a function of costates with a name; sums and multiples of them
 penalties     G({lam_t}): the penalties that come with the package

@@ -109,7 +109,7 @@ class Loss(Portable):
         return self.value(a, y)
 
 
-def _same_shape(name: str, y_hat: Tensor, y: Tensor) -> Tensor:
+def same_shape(name: str, y_hat: Tensor, y: Tensor) -> Tensor:
     """The target y in the shape and dtype of y_hat; y may lack the axis of a single output.
 
     name  of the loss, for errors
@@ -128,22 +128,22 @@ def _same_shape(name: str, y_hat: Tensor, y: Tensor) -> Tensor:
 
 def _squared(y_hat: Tensor, y: Tensor) -> Tensor:
     """Sum over outputs of (y_hat - y)^2, [entries]."""
-    return (y_hat - _same_shape("squared", y_hat, y)).square().sum(-1)
+    return (y_hat - same_shape("squared", y_hat, y)).square().sum(-1)
 
 
 def _half_squared(y_hat: Tensor, y: Tensor) -> Tensor:
     """Half the sum over outputs of (y_hat - y)^2, [entries]."""
-    return 0.5 * (y_hat - _same_shape("half-squared", y_hat, y)).square().sum(-1)
+    return 0.5 * (y_hat - same_shape("half-squared", y_hat, y)).square().sum(-1)
 
 
 def _absolute(y_hat: Tensor, y: Tensor) -> Tensor:
     """Sum over outputs of |y_hat - y|, [entries]."""
-    return (y_hat - _same_shape("absolute", y_hat, y)).abs().sum(-1)
+    return (y_hat - same_shape("absolute", y_hat, y)).abs().sum(-1)
 
 
 def _huber(delta: float, y_hat: Tensor, y: Tensor) -> Tensor:
     """Sum over outputs of e^2 / 2 where e = |y_hat - y| <= delta, else delta (e - delta / 2)."""
-    e = (y_hat - _same_shape("huber", y_hat, y)).abs()
+    e = (y_hat - same_shape("huber", y_hat, y)).abs()
     return torch.where(e <= delta, 0.5 * e.square(), delta * (e - 0.5 * delta)).sum(-1)
 
 
@@ -168,11 +168,11 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
                 f"loss 'cross-entropy': y holds {y.dtype} {list(y.shape)}, but class numbers must "
                 f"be integers: y.long(). Probabilities have shape {list(a.shape)}."
             )
-        return -(_same_shape("cross-entropy", a, y) * log_softmax(a)).sum(-1)
-    return F.nll_loss(log_softmax(a), _check_classes(a, y).long(), reduction="none")
+        return -(same_shape("cross-entropy", a, y) * log_softmax(a)).sum(-1)
+    return F.nll_loss(log_softmax(a), check_classes(a, y).long(), reduction="none")
 
 
-def _check_classes(a: Tensor, y: Tensor) -> Tensor:
+def check_classes(a: Tensor, y: Tensor) -> Tensor:
     """The class numbers y of the rows of a; anything else is refused."""
     if y.shape != a.shape[:-1]:
         raise InputError(
@@ -192,7 +192,7 @@ def _cross_entropy_point(a: Tensor, y: Tensor) -> LossPoint | None:
     """Value, slope and bend of class numbers y at once, in C; None where that is not possible."""
     if y.is_floating_point() or a.dim() != 2:
         return None
-    return per_sample.cross_entropy(a, _check_classes(a, y))
+    return per_sample.cross_entropy(a, check_classes(a, y))
 
 
 def _check_range(y: Tensor, low: float, high: float, expected: str) -> Tensor:
@@ -220,7 +220,7 @@ def _binary_cross_entropy(a: Tensor, y: Tensor) -> Tensor:
 
     With w = 1 - y for a >= 0, else y, that is w |a| + log(1 + e^-|a|): no exponential overflows.
     """
-    y = _same_shape("binary-cross-entropy", a, y)
+    y = same_shape("binary-cross-entropy", a, y)
     y = _check_range(y, 0, 1, "loss 'binary-cross-entropy': targets must lie in 0..1")
     size = torch.where(a >= 0, a, -a)  # |a|, but with a slope at 0
     wrong = torch.where(a >= 0, 1 - y, y)  # w, how much of y is on the other side
@@ -346,7 +346,7 @@ def pinball(quantiles: Sequence[float]) -> Loss:
         return one.repeat(y_hat.shape[-1] // len(levels))
 
     def value(y_hat: Tensor, y: Tensor) -> Tensor:
-        e = _same_shape("pinball", y_hat, y) - y_hat
+        e = same_shape("pinball", y_hat, y) - y_hat
         return (0.5 * e.abs() + tilt(y_hat) * e).sum(-1)
 
     def slope(y_hat: Tensor, y: Tensor) -> Tensor:

@@ -132,7 +132,18 @@ def _log_ratio_with_slope(lam: BaseCostates) -> tuple[Tensor, Tensor]:
     return (r.square().sum(0) / count).to(lam.loss.dtype), slope
 
 
-PENALTIES["log-ratio"] = log_ratio = replace(log_ratio, with_slope=_log_ratio_with_slope)
+def _log_ratio_norm_slope(lam: BaseCostates, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The penalty log-ratio, and its slope by norms: what torch's graph computes, in its order."""
+    r = lam.log_ratios()[lam.first :]
+    by_r = weights.double() / max(len(r), 1) * (r * 2)
+    by_log = pad(by_r, (0, 0, lam.first, 1)) - pad(by_r, (0, 0, lam.first + 1, 0))
+    by_size = (by_log / lam.size.double()).to(lam.size.dtype)
+    return masked_mean(r.square(), None).to(lam.loss.dtype), by_size
+
+
+PENALTIES["log-ratio"] = log_ratio = replace(
+    log_ratio, with_slope=_log_ratio_with_slope, norm_slope=_log_ratio_norm_slope
+)
 
 
 @register("ratio")

@@ -5,11 +5,11 @@ The formulas and names are those of differentiable.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..errors import NumericalError
 from .affine import plus
@@ -27,9 +27,17 @@ from .functions import (
 from .memory import empty
 from .overflow import at_true_scale, blame_penalty, check_range, constant
 from .plan import Saved, SweepPlan
-from .pointwise import Pointwise
 from .rows import Link, Rows, scale
-from .slopes import bend, present_directions, read_map, read_pull, read_push, step_map
+from .slopes import (
+    at_saved,
+    bend,
+    present_directions,
+    read_map,
+    read_pull,
+    read_push,
+    step_map,
+    to_state_rows,
+)
 from .torch_internals import autocast_is_on
 from .weights import step_products, weight_gradient
 
@@ -142,46 +150,10 @@ class Adjoint(SweepFunction):
         """
         if autocast_is_on():
             return without_autocast(Adjoint.backward, ctx, glam, gdelta, None)
-        link, declared, W, saved, lam, delta, k = AdjointState.read(ctx)
-        plan = ctx.plan
-        rows = plan.rows
-        need = AdjointInputs(*needed_inputs(ctx))
         if glam is None and gdelta is None:
             return (None,) * 13
-        factor = None if link is None else link.factor
-        try:
-            mu, nu = Tangent.apply(plan, factor, glam, gdelta, W, *saved)
-        except NumericalError as error:
-            raise blame_penalty(rows, glam, error) from None
-        m = apply_link(rows, mu, link)
-        wrt = saved.differentiable_names((need.a, need.v, need.x, need.p))
-        bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
-        gW = None
-        if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
-            gW = weight_gradient(rows, W, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
-        has_s, has_last, has_sa = ctx.has
-        gs = None
-        if has_s and need.s:
-            gs = at_true_scale(plan, mu, k, declared)
-        glast = None
-        if has_last and need.s_last:  # declared: None, since the loss reads every last state
-            k_last = None if k is None else rows.last(k)
-            glast = at_true_scale(plan, rows.last(mu), k_last, None)
-        return AdjointInputs(
-            plan=None,
-            scaled=None,
-            factor=None,
-            declared=None,
-            s=gs,
-            s_last=glast,
-            sa=nu if has_sa and need.sa else None,
-            W=gW,
-            a=bends.get("a"),
-            v=bends.get("v"),
-            x=bends.get("x"),
-            p=bends.get("p"),
-            q=None,
-        )
+        need = AdjointInputs(*needed_inputs(ctx))
+        return adjoint_gradient(ctx.plan, AdjointState.read(ctx), glam, gdelta, need, ctx.has)
 
     @staticmethod
     @nestable_jvp
@@ -238,6 +210,54 @@ class Adjoint(SweepFunction):
                 dlast = scale(dlast, -rows.last(k[:, None]))
         dlam, ddelta = adjoint(plan, saved, W, plus(ds, into_x), dlast, plus(dsa, into_a), link)
         return dlam, ddelta, None
+
+
+def adjoint_gradient(
+    plan: SweepPlan,
+    state: AdjointState,
+    glam: Tensor | None,
+    gdelta: Tensor | None,
+    need: AdjointInputs[bool],
+    has: Sequence[bool],
+) -> AdjointInputs[Tensor | None]:
+    """The gradient of an adjoint sweep by its arguments, from those by lam and delta.
+
+    need: by which of them. has: was there a source s, s_last, sa?
+    """
+    link, declared, W, saved, lam, delta, k = state
+    rows = plan.rows
+    factor = None if link is None else link.factor
+    try:
+        mu, nu = Tangent.apply(plan, factor, glam, gdelta, W, *saved)
+    except NumericalError as error:
+        raise blame_penalty(rows, glam, error) from None
+    m = apply_link(rows, mu, link)
+    wrt = saved.differentiable_names((need.a, need.v, need.x, need.p))
+    bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
+    gW = None
+    if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
+        gW = weight_gradient(rows, W, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
+    has_s, has_last, has_sa = has
+    gs = at_true_scale(plan, mu, k, declared) if has_s and need.s else None
+    glast = None
+    if has_last and need.s_last:  # declared: None, since the loss reads every last state
+        k_last = None if k is None else rows.last(k)
+        glast = at_true_scale(plan, rows.last(mu), k_last, None)
+    return AdjointInputs(
+        plan=None,
+        scaled=None,
+        factor=None,
+        declared=None,
+        s=gs,
+        s_last=glast,
+        sa=nu if has_sa and need.sa else None,
+        W=gW,
+        a=bends.get("a"),
+        v=bends.get("v"),
+        x=bends.get("x"),
+        p=bends.get("p"),
+        q=None,
+    )
 
 
 class TangentInputs(NamedTuple, Generic[Entry]):
@@ -382,26 +402,6 @@ class Tangent(SweepFunction):
             if change_of_read is not None:
                 dga = plus(dga, step_products(rows, change_of_read, W.mT))
         return tangent(plan, saved, W, dg, dga, link)
-
-
-def at_saved(
-    op: Pointwise, rows: Rows, saved: Saved, xprev: Tensor, *more: Tensor, chunked: bool = False
-) -> dict[str, Tensor | None]:
-    """`op`, a derivative of step_map, at the saved arrays; more: its cotangents or directions.
-
-    xprev: x_{t-1} of each step row. chunked: hand on where the rows lie, so that sums over them are
-    taken in chunks of time steps and compiled code may run.
-    """
-    at_hand = (saved.x[rows.B :], saved.q)  # values of the step that need not be computed again
-    chunk_rows = rows if chunked else None
-    return op(at_hand, saved.a, saved.v, xprev, saved.p, *more, rows=chunk_rows)
-
-
-def to_state_rows(rows: Rows, g: Tensor | None) -> Tensor | None:
-    """A step array [N, n] as a state array [B + N, n], zero at the initial states."""
-    if g is None:
-        return None
-    return pad(g, (0, 0, rows.B, 0))
 
 
 def adjoint(

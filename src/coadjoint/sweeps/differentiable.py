@@ -35,9 +35,7 @@ from .adjoint_tangent import (
     Tangent,
     adjoint,
     apply_link,
-    at_saved,
     tangent,
-    to_state_rows,
 )
 from .affine import plus
 from .functions import (
@@ -52,7 +50,7 @@ from .functions import (
 )
 from .overflow import check_range, constant
 from .plan import Saved, SweepPlan, settle_checks
-from .slopes import present_directions, read_values, step_map
+from .slopes import at_saved, present_directions, read_values, step_map, to_state_rows
 from .torch_internals import autocast_is_on
 from .weights import step_products, weight_gradient
 

@@ -38,18 +38,7 @@ class _Norm(SweepFunction):
     def backward(ctx: Context, g: Tensor) -> Tensor:
         """The gradient g x / ||x||; 0 where the norm is below the normal range of numbers."""
         x, size = ctx.saved_tensors
-        tiny = torch.finfo(size.dtype).tiny
-        if size.is_cuda or not is_within_range(size, tiny):
-            is_normal = size >= tiny
-            size = torch.where(is_normal, size, 1)
-            g = torch.where(is_normal, g, 0)
-        size = size[..., None]
-        g = g[..., None]
-        if torch.is_grad_enabled() or is_transformed():  # torch cannot differentiate out=
-            scaled: Tensor = x / size * g
-            return scaled
-        quotient: Tensor = torch.div(x, size, out=empty(x.shape, x))
-        return quotient.mul_(g)
+        return norm_gradient(x, size, g)
 
     @staticmethod
     @nestable_jvp
@@ -59,6 +48,25 @@ class _Norm(SweepFunction):
         is_normal = size >= torch.finfo(size.dtype).tiny
         unit = x / torch.where(is_normal, size, 1)[..., None]
         return torch.where(is_normal, (unit * dx).sum(-1), 0)
+
+
+def norm_gradient(x: Tensor, size: Tensor, g: Tensor) -> Tensor:
+    """The gradient g x / ||x|| by x [..., n], from g by its norm `size`, both [...].
+
+    It is 0 where the norm is below the normal range of numbers.
+    """
+    tiny = torch.finfo(size.dtype).tiny
+    if size.is_cuda or not is_within_range(size, tiny):
+        is_normal = size >= tiny
+        size = torch.where(is_normal, size, 1)
+        g = torch.where(is_normal, g, 0)
+    size = size[..., None]
+    g = g[..., None]
+    if torch.is_grad_enabled() or is_transformed():  # torch cannot differentiate out=
+        scaled: Tensor = x / size * g
+        return scaled
+    quotient: Tensor = torch.div(x, size, out=empty(x.shape, x))
+    return quotient.mul_(g)
 
 
 def norm_rates(size: Tensor, g: Tensor) -> Tensor:

@@ -89,6 +89,26 @@ def present_directions(**directions: Tensor | None) -> dict[str, Tensor]:
     return {name: dot for name, dot in directions.items() if dot is not None}
 
 
+def at_saved(
+    op: Pointwise, rows: Rows, saved: Saved, xprev: Tensor, *more: Tensor, chunked: bool = False
+) -> dict[str, Tensor | None]:
+    """`op`, a derivative of step_map, at the saved arrays; more: its cotangents or directions.
+
+    xprev: x_{t-1} of each step row. chunked: hand on where the rows lie, so that sums over them are
+    taken in chunks of time steps and compiled code may run.
+    """
+    at_hand = (saved.x[rows.B :], saved.q)  # values of the step that need not be computed again
+    chunk_rows = rows if chunked else None
+    return op(at_hand, saved.a, saved.v, xprev, saved.p, *more, rows=chunk_rows)
+
+
+def to_state_rows(rows: Rows, g: Tensor | None) -> Tensor | None:
+    """A step array [N, n] as a state array [B + N, n], zero at the initial states."""
+    if g is None:
+        return None
+    return pad(g, (0, 0, rows.B, 0))
+
+
 def bend(
     plan: SweepPlan,
     saved: Saved,

@@ -20,6 +20,7 @@ import torch
 from ... import __version__
 from ...errors import InputError, MissingError, StorageError, choose, error_text
 from ...sweeps import engines
+from ...sweeps.engines.c import probe
 from ...training import files
 from .clock import format_ms, tf32
 from .flashrnn_kernels import FLASHRNN, explain_flashrnn, load_flashrnn
@@ -384,7 +385,8 @@ def explain_engines(
 ) -> list[str]:
     """Which engine "auto" picks for each cell on each device, why, and how it would be launched.
 
-    devices: "cpu", "cuda"; names: of cells; sizes: () for the device's own. Nothing is timed.
+    devices: "cpu", "cuda"; names: of cells; sizes: () for the device's own. Nothing is timed,
+    but the compiled loops if they never were (engines.c.probe).
     """
     for name in names:
         choose("cell", name, SUBJECTS)
@@ -397,6 +399,9 @@ def explain_engines(
         about = describe_machine(device)
         facts = [f"{key} {about.get(key, 'not found')}" for key in EXPLAINED[device]]
         lines.append(f"{device}: " + ", ".join(facts))
+        speed = probe.describe(torch.float32) if device == "cpu" else None
+        if speed is not None:
+            lines.append(f"  compiled loops, a small case: {speed}")
         for name in names:
             lines += explain_engine(device, name, sizes or SIZES[device])
         if device == "cuda":

@@ -25,6 +25,8 @@ import importlib
 import logging
 from typing import cast
 
+import torch
+
 from ...cells.cell import Cell
 from ...errors import Unsupported, choose
 from ..plan import Engine
@@ -37,6 +39,7 @@ MODULES = {  # where each engine's three loops live
     "cuda": "cuda.engine",
 }
 ENGINES = (*MODULES, "autograd")
+PROBES = {"cpu": "c.probe"}  # modules that know whether an engine is slow here
 # The fastest first. The last engine of each list runs any cell.
 PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("scan", "cuda", "eager")}
 REPLACED = {"stepwise": "eager", "triton": "eager"}  # deprecated names, and what runs instead
@@ -69,11 +72,14 @@ def current_name(name: str) -> str:
     return choose("engine", name, [*ENGINES, "auto"])
 
 
-def resolve(name: str, cell: Cell | None, device: str) -> Choice:
+def resolve(
+    name: str, cell: Cell | None, device: str, dtype: torch.dtype = torch.float32
+) -> Choice:
     """The engine for a request: a name, or 'auto'. One asked for by name runs or is refused.
 
     cell: None for a step function, which has no formula.
     device: the type of the device where the data is, "cpu" or "cuda" for instance.
+    dtype: of the numbers; one engine may be the faster in float32, and another one in float64.
     """
     name = current_name(name)
     if cell is None:
@@ -84,20 +90,20 @@ def resolve(name: str, cell: Cell | None, device: str) -> Choice:
             "step function. Use engine='autograd' or write the cell with @co.cell."
         )
     if name == "auto":
-        return choose_engine(cell, device)
+        return choose_engine(cell, device, dtype)
     refusal = device_refusal(name, device) or cell_refusal(name, cell)
     if refusal is not None:
         raise Unsupported(f"engine '{name}' {refusal}")
     return Choice(name, "requested by name")
 
 
-def choose_engine(cell: Cell, device: str) -> Choice:
+def choose_engine(cell: Cell, device: str, dtype: torch.dtype) -> Choice:
     """The fastest engine that runs this cell on this device, and why a faster one does not."""
     missing = ""  # the last engine that cannot run here
     unsuited = ""  # the last engine that cannot run this cell
     # The fastest first; a device without a list (mps, ...) gets the engine that runs anywhere.
     for name in PREFERRED.get(device, ("reference",)):
-        of_device = device_refusal(name, device)
+        of_device = device_refusal(name, device) or slowness(name, dtype)
         of_cell = cell_refusal(name, cell)
         if of_device is not None:
             missing = f"engine '{name}' {of_device}"
@@ -127,6 +133,16 @@ def cell_refusal(name: str, cell: Cell) -> str | None:
     """Why an engine cannot run a cell, as the end of a sentence; None if it can, as most do."""
     refusal = getattr(load(name), "cell_refusal", None)
     return None if refusal is None else refusal(cell)
+
+
+@functools.cache
+def slowness(name: str, dtype: torch.dtype) -> str | None:
+    """Why 'auto' passes over an engine that could run, as the end of a sentence; None if not."""
+    if name not in PROBES:
+        return None
+    probe = importlib.import_module(f".{PROBES[name]}", __name__)
+    reason: str | None = probe.slowness(dtype)
+    return reason
 
 
 @functools.cache

@@ -31,7 +31,7 @@ def make_plan(cell: str, engine: str, x0: Tensor, base: Tensor) -> SweepPlan:
     cell, engine: names, since operators take no other objects.
     """
     formula = CELLS_BY_NAME[cell]
-    loops = load(resolve(engine, formula, base.device.type))
+    loops = load(resolve(engine, formula, base.device.type, base.dtype))
     assert loops is not None  # engine 'autograd' is not called through here
     rows = uniform_rows(len(base) // len(x0), len(x0))
     # Unchecked: inf and NaN go through, as in every module of torch.
@@ -111,7 +111,10 @@ def _(
     d = x0.shape[1] // len(formula.slots)
     x = base.new_empty(len(base) + len(x0), x0.shape[1])
     q = base.new_empty(0)  # engine 'reference' saves no nodes
-    if formula.saved_nodes and resolve(engine, formula, base.device.type) != "reference":
+    if (
+        formula.saved_nodes
+        and resolve(engine, formula, base.device.type, base.dtype) != "reference"
+    ):
         q = base.new_empty(len(base), len(formula.saved_nodes) * d)
     return x, base.new_empty(base.shape), q
 

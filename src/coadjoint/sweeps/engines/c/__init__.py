@@ -2,6 +2,7 @@
 
 engine      the three loops, called through ctypes
 source      the cell's formula as C
+probe       whether these loops are faster here than engine `eager`, measured once
 compiler    finds a compiler, compiles, keeps libraries (and CUDA's kernels) and checks them
 vectors.h, loops.h, points.h    the C that every cell shares
 dense.h     the C of dense layers alone

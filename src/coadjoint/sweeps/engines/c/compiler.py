@@ -172,6 +172,11 @@ def _temporary_folder() -> Path:
     return Path(folder.name)
 
 
+def cache_is_temporary() -> bool:
+    """Whether what is kept in the cache is gone when this process ends."""
+    return str(cache_folder()) in [folder.name for folder in _temporary_folders]
+
+
 @functools.cache
 def compiler_setup() -> CompilerSetup:
     """The compiler and the first TUNING_FLAGS that work, or the reason why none does.
@@ -232,7 +237,7 @@ def cached_file(recipe: str, suffix: str, make: Callable[[Path], object]) -> Pat
     """
     key = _digest(recipe.encode())
     folder = cache_folder()
-    for path in folder.glob(f"{key}-*{suffix}"):
+    for path in sorted(folder.glob(f"{key}-*{suffix}")):  # all processes take the same
         with contextlib.suppress(OSError):
             if is_ours(path) and path.stem == f"{key}-{_digest(path.read_bytes())}":
                 return path
