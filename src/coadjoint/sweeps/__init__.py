@@ -37,7 +37,8 @@ from ..errors import renamed_attributes
 from .engines import ENGINES, PREFERRED, Choice, cell_refusal, device_refusal, load, resolve
 from .plan import Engine, Saved, SweepPlan
 from .rows import Link, Rows, scale
-from .run import CostateRows, FormulaRun, StepFunctionRun
+from .run import CostateRows, FormulaRun
+from .step_run import StepFunctionRun
 
 __all__ = [
     "ENGINES",

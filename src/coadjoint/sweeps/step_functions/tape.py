@@ -1,0 +1,187 @@
+"""Tape: one call of a step with the rows of all time steps, its operations written down.
+
+The tensors that the step finds for itself (parameters of a module, variables of a closure) are
+replaced by copies without a history, so that derivatives by them can be taken and handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ..torch_internals import OperationMode
+from .row_rules import MixesRows, Operand, Place, RowAxis, places_of_results
+
+Operator = Callable[..., Any]
+
+
+class Found(TorchFunctionMode):
+    """A context in which tensors with a history or a gradient are replaced by others.
+
+    stand_ins  what replaces them, by the tensor's id; None: they are found, and each replaced by a
+               copy that can be differentiated by, kept in `tensors` and `copies`
+    """
+
+    def __init__(self, own: Sequence[Tensor], stand_ins: Mapping[int, Tensor] | None = None):
+        # `own`: the arguments of the step, which are left as they are.
+        super().__init__()
+        self.tensors: list[Tensor] = []
+        self.copies: list[Tensor] = []
+        self.fixed = stand_ins is not None
+        self.stand_ins = dict(stand_ins or {})
+        self.made: dict[int, Tensor] = {id(y): y for y in own}  # and what is computed from them
+
+    def __torch_function__(
+        self,
+        func: Operator,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Call `func` with the stand-ins of its arguments."""
+        args = self._replaced(args)
+        if kwargs:
+            kwargs = dict(zip(kwargs, self._replaced(list(kwargs.values())), strict=True))
+        result = func(*args, **(kwargs or {}))
+        for y in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(y, Tensor):
+                self.made[id(y)] = y
+        return result
+
+    def _replaced(self, arguments: Sequence[object]) -> list[object]:
+        """The arguments, with stand-ins for tensors, also of those in lists."""
+        replaced: list[object] = []
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                argument = self._stand_in(argument)
+            elif isinstance(argument, list | tuple) and type(argument) in (list, tuple):
+                argument = type(argument)(self._replaced(argument))
+            replaced.append(argument)
+        return replaced
+
+    def _stand_in(self, y: Tensor) -> Tensor:
+        """What stands for y."""
+        known = self.stand_ins.get(id(y))
+        if known is not None:
+            return known
+        if self.fixed or not y.requires_grad or id(y) in self.made:
+            return y
+        copy = y.detach().requires_grad_()
+        self.tensors.append(y)
+        self.copies.append(copy)
+        self.stand_ins[id(y)] = copy
+        self.made[id(copy)] = copy
+        return copy
+
+
+class Value(NamedTuple):
+    """A tensor on the tape: its values, where its rows lie, and the operation that made it."""
+
+    tensor: Tensor
+    place: Place
+    made_by: int | None  # number of the record; None for what was there before
+
+
+class Ref(NamedTuple):
+    """A tensor among the arguments of a record: the number of its value."""
+
+    value: int
+
+
+class Record(NamedTuple):
+    """One operation: its arguments, tensors as Ref, and the values that it made."""
+
+    operator: Operator
+    name: str
+    arguments: tuple[object, ...]
+    keywords: Mapping[str, object]
+    results: tuple[int, ...]
+
+
+class Tape(OperationMode):
+    """A context that writes down all operations below autograd, and where rows lie in them."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.values: list[Value] = []
+        self.records: list[Record] = []
+        self.numbers: dict[int, int] = {}  # of a value, by the id of its tensor
+        self.numbers_by_memory: dict[tuple[object, ...], int] = {}
+
+    def note(self, y: Tensor, place: Place, made_by: int | None = None) -> int:
+        """Write down a tensor; returns its number."""
+        number = len(self.values)
+        self.values.append(Value(y, place, made_by))  # which keeps its id and memory from others
+        self.numbers[id(y)] = number
+        self.numbers_by_memory.setdefault(memory_of(y), number)
+        return number
+
+    def number_of(self, y: Tensor) -> int:
+        """The number of a tensor; one that was not made on the tape is noted, without rows.
+
+        autograd hands what it saved for a backward on in new objects, with the same memory.
+        """
+        number = self.numbers.get(id(y))
+        if number is None:
+            number = self.numbers_by_memory.get(memory_of(y))
+        return self.note(y, None) if number is None else number
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Compute an operation, and write it down."""
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if func.namespace != "aten" or name.endswith("_") or "out" in kwargs:
+            raise MixesRows(f"operation {func}")
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise MixesRows(f"random operation {func}")
+        arguments = [self._argument(y) for y in args]
+        keywords = {key: self._argument(y) for key, y in kwargs.items()}
+        result = func(*args, **kwargs)
+        results = [y for y in as_tuple(result) if isinstance(y, Tensor)]
+        described = [self._described(y) for y in (*arguments, *keywords.values())]
+        shapes = [tuple(y.shape) for y in results]
+        places = places_of_results(name, described, shapes, self.rows)
+        made_by = len(self.records)
+        made = [self.note(y, place, made_by) for y, place in zip(results, places, strict=True)]
+        self.records.append(Record(func, name, tuple(arguments), keywords, tuple(made)))
+        return result
+
+    def _argument(self, y: object) -> object:
+        """An argument with tensors as Ref."""
+        if isinstance(y, Tensor):
+            return Ref(self.number_of(y))
+        if isinstance(y, list | tuple):
+            return [self._argument(entry) for entry in y]
+        return y
+
+    def _described(self, y: object) -> object:
+        """An argument with tensors as Operand."""
+        if isinstance(y, Ref):
+            value = self.values[y.value]
+            return Operand(tuple(value.tensor.shape), value.place)
+        if isinstance(y, list):
+            return [self._described(entry) for entry in y]
+        return y
+
+
+def as_tuple(result: object) -> Iterable[object]:
+    """The results of an operation, one or several."""
+    return result if isinstance(result, tuple | list) else (result,)
+
+
+def memory_of(y: Tensor) -> tuple[object, ...]:
+    """Where the entries of a tensor lie; tensors that live at a time have it in common only if
+    they have the same values.
+    """
+    return y.data_ptr(), y.shape, y.stride(), y.dtype
