@@ -27,7 +27,7 @@ from ..functions import (
 )
 from ..rows import SAFE_EXPONENT, Link, Rows, scale
 from ..torch_internals import autocast_is_on
-from .linearised import Linearised
+from .linearised import Linearised, gradients_by
 
 
 class StepContext(Context):
@@ -112,18 +112,6 @@ def linked(rows: Rows, mu: Tensor, link: Link | None) -> Tensor:
     return rows.prev(mu) if link is None else rows.prev(mu) * link.factor
 
 
-def gradients_by(
-    wrt: Sequence[Tensor], y: Tensor, along: Tensor, needed: Sequence[bool]
-) -> list[Tensor | None]:
-    """The derivatives of sum along y by those that are needed, to be differentiated again."""
-    chosen = [z for z, need in zip(wrt, needed, strict=True) if need and z.requires_grad]
-    found: list[Tensor | None] = []
-    if chosen and y.requires_grad:
-        found = list(torch.autograd.grad(y, chosen, along, create_graph=True, allow_unused=True))
-    by_id = {id(z): g for z, g in zip(chosen, found, strict=False)}
-    return [by_id.get(id(z)) for z in wrt]
-
-
 def drive_gradients(
     at: Linearised, lam: Tensor, x: Tensor, drive: Sequence[Tensor]
 ) -> Callable[[], tuple[Tensor | None, ...]]:
@@ -139,30 +127,37 @@ def drive_gradients(
             if graph:
                 out, copies = at.again(x, drive, at.tensors)
                 wrt = copies[1 : len(drive) + 1]
-                grads = gradients_by(wrt, out, lam[at.rows.B :], [True] * len(wrt))
+                grads = gradients_by(wrt, out, lam[at.rows.B :], [True] * len(wrt), True)
             else:
-                grads = at.gradient(lam[at.rows.B :])[: len(drive)]
-        return tuple(torch.zeros_like(y) if g is None else g for y, g in zip(drive, grads, strict=True))
+                needed = [True] * len(drive) + [False] * len(at.copies)
+                grads = at.gradient(lam[at.rows.B :], needed)[: len(drive)]
+        zeros = map(torch.zeros_like, drive)
+        return tuple(zero if g is None else g for zero, g in zip(zeros, grads, strict=True))
 
     return compute
 
 
 def bends(
-    at: Linearised, drives: int, lam: Tensor, m: Tensor, inputs: Sequence[Tensor]
+    at: Linearised,
+    drives: int,
+    lam: Tensor,
+    m: Tensor,
+    inputs: Sequence[Tensor],
+    needed: Sequence[bool],
 ) -> list[Tensor | None]:
     """The derivatives of sum lam_t J_t m_t by the inputs x, drive and tensors of a sweep.
 
     lam, m: step rows. They can be differentiated again, if gradients are on.
     """
     if not torch.is_grad_enabled():
-        gx, *others = at.bend(lam, m)
+        gx, *others = at.bend(lam, m, needed)
     else:
         x, *rest = inputs
         out, copies = at.again(x, rest[:drives], rest[drives:])
-        (pulled,) = gradients_by(copies[:1], out, lam, [True])
+        (pulled,) = gradients_by(copies[:1], out, lam, [True], True)
         if pulled is None:  # the states move nothing
             return [None] * len(inputs)
-        gx, *others = gradients_by(copies, pulled, m, [True] * len(copies))
+        gx, *others = gradients_by(copies, pulled, m, needed, True)
     return [None if gx is None else at.rows.prev_transposed(gx), *others]
 
 
@@ -197,22 +192,13 @@ class StepStates(SweepFunction):
         if not torch.is_grad_enabled():
             at.prepare(twice=False)
             lam = plain_adjoint(at, gx, None)
-            return None, None, None, lam[:B], *at.gradient(lam[B:])
-        at = again_twice(at, x, inputs[: ctx.drives])
+            return None, None, None, lam[:B], *at.gradient(lam[B:], ctx.needs_input_grad[4:])
+        at.prepare(twice=True)
         lam, _ = StepAdjoint.apply(at, ctx.drives, False, None, None, gx, None, x, *inputs)
         out, copies = at.again(x, inputs[: ctx.drives], inputs[ctx.drives :])
         needed = ctx.needs_input_grad[4:]
-        grads = gradients_by(copies[1:], out, lam[B:], needed)
+        grads = gradients_by(copies[1:], out, lam[B:], needed, True)
         return None, None, None, lam[:B], *grads
-
-
-def again_twice(at: Linearised, x: Tensor, drive: Sequence[Tensor]) -> Linearised:
-    """The same with `push`; the step is called again if it has been left out so far."""
-    if at.prepare(twice=True):
-        return at
-    found = Linearised(at.step, at.rows, drive, x)
-    assert found.prepare(twice=True)
-    return found
 
 
 @with_quick_apply
@@ -270,7 +256,8 @@ class StepAdjoint(SweepFunction):
             between = Link.between(rows, k, lam.dtype)
             link = between if link is None else Link(rows, between.factor * link.factor)
         mu = StepTangent.apply(at, ctx.drives, None if link is None else link.factor, glam, *inputs)
-        bent = bends(at, ctx.drives, lam[rows.B :], linked(rows, mu, link), inputs)
+        needed = ctx.needs_input_grad[7:]
+        bent = bends(at, ctx.drives, lam[rows.B :], linked(rows, mu, link), inputs, needed)
         has_s, has_last = ctx.has
         gs = at_true_scale(mu, k, declared) if has_s else None
         glast = None
@@ -323,5 +310,6 @@ class StepTangent(SweepFunction):
             return (None,) * (4 + len(inputs))
         link = None if factor is None else Link(rows, factor)
         lam, _ = StepAdjoint.apply(at, ctx.drives, False, factor, None, gmu, None, *inputs)
-        bent = bends(at, ctx.drives, lam[rows.B :], linked(rows, mu, link), inputs)
+        needed = ctx.needs_input_grad[4:]
+        bent = bends(at, ctx.drives, lam[rows.B :], linked(rows, mu, link), inputs, needed)
         return None, None, None, lam, *bent

@@ -17,16 +17,46 @@ from torch import Tensor
 
 from ..rows import Rows
 from .row_rules import SHAPED, MixesRows, Place
-from .tape import Operator, Record, Ref, Tape
+from .tape import FewRows, Operator, Record, Ref, Tape, memory_of
 
 StepCode = Callable[[Tensor, tuple[Tensor, ...], int], Tensor]
 
 
-class Constant(NamedTuple):
-    """A tensor that does not depend on the linear input, and where its rows lie."""
+class Constant:
+    """A tensor that does not depend on the linear input, and where its rows lie.
 
-    tensor: Tensor
-    place: Place
+    make   computes it, with all rows, when it is first read: many only lead to others
+    shape  that with few rows
+    """
+
+    def __init__(self, make: Callable[[], Tensor], shape: tuple[int, ...], place: Place) -> None:
+        self.make = make
+        self.shape = shape
+        self.place = place
+
+    @functools.cached_property
+    def tensor(self) -> Tensor:
+        """The values."""
+        return self.make()
+
+    @functools.cached_property
+    def tanh_slope(self) -> Constant:
+        """1 - y^2 of this y."""
+        return self.derived(lambda: 1 - self.tensor.square())
+
+    @functools.cached_property
+    def sigmoid_slope(self) -> Constant:
+        """Y (1 - y) of this y."""
+        return self.derived(lambda: self.tensor * (1 - self.tensor))
+
+    def derived(self, make: Callable[[], Tensor]) -> Constant:
+        """A constant of the same shape."""
+        return Constant(make, self.shape, self.place)
+
+    def part(self, axis: int, begin: int, length: int) -> Constant:
+        """The entries begin .. begin + length - 1 along an axis without rows."""
+        shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
+        return Constant(lambda: self.tensor.narrow(axis, begin, length), shape, self.place)
 
 
 class Moving(NamedTuple):
@@ -76,15 +106,31 @@ QUICK: dict[str, Operator] = {
     "bmm": torch.bmm,
     "cat": torch.cat,
     "stack": torch.stack,
+    "sum": torch.sum,
+    "select": torch.select,
+    "squeeze": torch.squeeze,
+    "unsqueeze": torch.unsqueeze,
+    "transpose": torch.transpose,
+    "view": Tensor.view,
+    "_unsafe_view": Tensor.view,
+    "expand": Tensor.expand,
 }
 
 
 class LinearCode:
     """The map from a linear input to a result of a tape, step by step."""
 
-    def __init__(self, tape: Tape, given: int, result: int) -> None:
-        """given, result: numbers of values of the tape, with rows along axis 0."""
-        self.rows = tape.rows
+    def __init__(
+        self, source: FewRows, given: int, result: int, known: dict[int, Constant]
+    ) -> None:
+        """source: the tape, with few rows, and where values with all rows come from.
+
+        given, result: numbers of values of that tape, with rows along axis 0.
+        known: constants by their numbers, which several codes share; it is added to.
+        """
+        tape = source.few
+        self.source = source
+        self.known = known
         self.lines: list[Line] = []
         self.values: dict[int, Moving | Constant] = {}  # by their numbers on the tape
         shape = tuple(tape.values[given].tensor.shape)
@@ -95,13 +141,16 @@ class LinearCode:
         if not isinstance(last, Moving):
             raise MixesRows("a result that does not depend on the input")
         self.constants: list[Constant] = []
-        source, operators = self._write(last)
-        self.step: StepCode = compiled(source, operators)
+        text, names = self._write(last)
+        self.step: StepCode = compiled(text, names)
+        self.slopes = [(constant.tensor, constant.place) for constant in self.constants]
+        # What is left over keeps every value of the tapes alive.
+        del self.source, self.known, self.lines, self.values, self.constants
 
     def slices(self, rows: Rows) -> list[tuple[Tensor, ...]]:
         """The constants of each time step: views."""
         by_step = []
-        for tensor, place in self.constants:
+        for tensor, place in self.slopes:
             if place is None:
                 by_step.append([tensor] * rows.T)
                 continue
@@ -150,11 +199,19 @@ class LinearCode:
     def _argument(self, tape: Tape, y: object) -> object:
         """An argument of a record: Moving, Constant, a list of them, or as it is."""
         if isinstance(y, Ref):
-            value = tape.values[y.value]
-            return self.values.get(y.value) or Constant(value.tensor.detach(), value.place)
+            return self.values.get(y.value) or self._constant(tape, y.value)
         if isinstance(y, list):
             return [self._argument(tape, entry) for entry in y]
         return y
+
+    def _constant(self, tape: Tape, number: int) -> Constant:
+        """A value of the tape that does not move; views of one memory are the same constant."""
+        tensor, place, _ = tape.values[number]
+        number = tape.numbers_by_memory[memory_of(tensor)]
+        if number not in self.known:
+            compute = functools.partial(self.source.tensor, number)
+            self.known[number] = Constant(compute, tuple(tensor.shape), place)
+        return self.known[number]
 
     def _with_row_count(self, shape: object, place: Place) -> object:
         """A shape with RowCount in the place of the rows."""
@@ -176,25 +233,23 @@ class LinearCode:
         name = record.name
         first = arguments[0]
         second = arguments[1] if len(arguments) > 1 else None
-        if isinstance(first, Moving) and isinstance(second, Constant) and not keywords:
-            if name == "tanh_backward":
-                return self._times(first, Constant(1 - second.tensor.square(), second.place))
-            if name == "sigmoid_backward":
-                slope = second.tensor * (1 - second.tensor)
-                return self._times(first, Constant(slope, second.place))
-            if name == "mul" and second.tensor.shape == shape and second.place == place:
-                return self._times(first, second)
-        swapped = isinstance(first, Constant) and isinstance(second, Moving)
-        if name == "mul" and swapped and not keywords:
-            return self._simplified(record, [second, first], keywords, shape, place)
-        if name == "neg" and isinstance(first, Moving):
-            factor = self._factor(first)
-            if factor is not None:
-                return self._times(factor[0], Constant(-factor[1].tensor, factor[1].place))
-        if name == "add" and isinstance(first, Moving) and isinstance(second, Moving):
-            sum_of_factors = self._sum(first, second, keywords)
-            if sum_of_factors is not None:
-                return sum_of_factors
+        found: Moving | None = None
+        if keywords:
+            pass
+        elif isinstance(first, Moving) and isinstance(second, Constant):
+            found = self._product(name, first, second, shape, place)
+        elif name == "mul" and isinstance(first, Constant) and isinstance(second, Moving):
+            found = self._product(name, second, first, shape, place)
+        elif name == "add" and isinstance(first, Moving) and isinstance(second, Moving):
+            found = self._sum(first, second)
+        elif name == "neg" and isinstance(first, Moving):
+            found = self._negative(first)
+        elif name == "slice" and isinstance(first, Moving):
+            found = self._slice(first, arguments[1:], shape)
+        elif name == "cat":
+            found = self._joined(arguments, shape)
+        if found is not None:
+            return found
         operator = QUICK.get(name, record.operator)
         return self._append(Line(name, operator, tuple(arguments), keywords, shape))
 
@@ -208,39 +263,140 @@ class LinearCode:
         assert isinstance(c, Constant)
         return z, c
 
+    def _product(
+        self, name: str, y: Moving, c: Constant, shape: tuple[int, ...], place: Place
+    ) -> Moving | None:
+        """Y times a constant of its shape, or times the slope at it."""
+        if c.shape != shape or c.place != place or self.lines[y.line].shape != shape:
+            return None
+        if name == "tanh_backward":
+            return self._times(y, c.tanh_slope)
+        if name == "sigmoid_backward":
+            return self._times(y, c.sigmoid_slope)
+        return self._times(y, c) if name == "mul" else None
+
     def _times(self, y: Moving, c: Constant) -> Moving:
-        """Y c, c a constant of the shape of y."""
+        """Y c, c a constant of the shape of y; one factor if y has one already."""
         line = self.lines[y.line]
-        if line.shape != tuple(c.tensor.shape):
-            raise MixesRows("a slope of another shape")
         factor = self._factor(y)
         if factor is not None:
             y, before = factor
-            c = Constant(before.tensor * c.tensor, c.place)
-        elif line.name == "cat" and all(isinstance(part, Moving) for part in parts_of(line)):
+            together = c.derived(lambda: before.tensor * c.tensor)
+            return self._append(line._replace(arguments=(y, together)))
+        if line.name == "cat":
             return self._times_parts(line, c)
         return self._append(Line("times", torch.mul, (y, c), {}, line.shape))
 
     def _times_parts(self, line: Line, c: Constant) -> Moving:
         """[y z] c = [y c_1  z c_2]: the parts may have factors already."""
-        axis = line.arguments[1] if len(line.arguments) > 1 else 0
+        parts, axis = line.arguments
+        assert isinstance(parts, list)
         assert isinstance(axis, int)
-        parts = [part for part in parts_of(line) if isinstance(part, Moving)]
-        sizes = [self.lines[part.line].shape[axis] for part in parts]
-        factors = c.tensor.split(sizes, axis)
-        scaled = [self._times(*pair) for pair in zip(parts, at_place(factors, c), strict=True)]
-        return self._append(line._replace(arguments=(scaled, *line.arguments[1:])))
+        scaled = []
+        begin = 0
+        for part in parts:
+            length = self.lines[part.line].shape[axis]
+            scaled.append(self._times(part, c.part(axis, begin, length)))
+            begin += length
+        return self._append(line._replace(arguments=(scaled, axis)))
 
-    def _sum(self, y: Moving, z: Moving, keywords: Mapping[str, object]) -> Moving | None:
-        """Y + z as x (b + c), if y is x b and z is x c; None otherwise."""
+    def _negative(self, y: Moving) -> Moving | None:
+        """-y as z (-c), if y is z c; None otherwise."""
+        factor = self._factor(y)
+        if factor is None:
+            return None
+        z, c = factor
+        return self._append(
+            self.lines[y.line]._replace(arguments=(z, c.derived(lambda: -c.tensor)))
+        )
+
+    def _sum(self, y: Moving, z: Moving) -> Moving | None:
+        """Y + z as x (b + c) if y is x b and z is x c, or as parts side by side; else None."""
         y_factor = self._factor(y)
         z_factor = self._factor(z)
-        if keywords or y_factor is None or z_factor is None or y_factor[0] != z_factor[0]:
-            return None
+        if y_factor is None or z_factor is None:
+            return self._side_by_side(y, z)
         b, c = y_factor[1], z_factor[1]
-        if b.place != c.place:
+        if y_factor[0] != z_factor[0] or b.place != c.place:
             return None
-        return self._times(y_factor[0], Constant(b.tensor + c.tensor, c.place))
+        return self._times(y_factor[0], c.derived(lambda: b.tensor + c.tensor))
+
+    def _side_by_side(self, y: Moving, z: Moving) -> Moving | None:
+        """Y + z if one fills the zeros of the other: two parts joined, two entries stacked."""
+        lines = [self.lines[y.line], self.lines[z.line]]
+        shape = lines[0].shape
+        if lines[0].name != lines[1].name or lines[0].arguments[1:3] != lines[1].arguments[1:3]:
+            return None
+        if lines[0].name == "slice_backward":
+            parts = sorted((line.arguments[3:], line.arguments[0]) for line in lines)
+            (first, a), (second, b) = parts
+            axis = lines[0].arguments[2]
+            assert isinstance(axis, int)
+            size = shape[axis]
+            if first[2:] != (1,) or second[2:] != (1,) or first[0] != 0 or second[1] != size:
+                return None
+            if first[1] != second[0]:
+                return None
+            return self._append(Line("cat", torch.cat, ([a, b], axis % len(shape)), {}, shape))
+        if lines[0].name == "select_backward":
+            axis = lines[0].arguments[2]
+            assert isinstance(axis, int)
+            parts = sorted((line.arguments[3], line.arguments[0]) for line in lines)
+            if shape[axis] != 2 or [index for index, _ in parts] != [0, 1]:
+                return None
+            entries = [entry for _, entry in parts]
+            return self._append(Line("stack", torch.stack, (entries, axis), {}, shape))
+        return None
+
+    def _slice(
+        self, y: Moving, arguments: Sequence[object], shape: tuple[int, ...]
+    ) -> Moving | None:
+        """A part of y along one axis; that of a product is the product of the parts."""
+        line = self.lines[y.line]
+        axis, begin, _, *step = [*arguments, *[0, 0, None][len(arguments) :]]
+        if not isinstance(axis, int) or not isinstance(begin, int) or step not in ([], [1]):
+            return None
+        axis %= len(shape)
+        length = shape[axis]
+        begin = min(begin + line.shape[axis] if begin < 0 else begin, line.shape[axis])
+        factor = self._factor(y)
+        if factor is not None:
+            z, c = factor
+            return self._times(self._narrow(z, axis, begin, length), c.part(axis, begin, length))
+        return self._narrow(y, axis, begin, length)
+
+    def _narrow(self, y: Moving, axis: int, begin: int, length: int) -> Moving:
+        """The entries begin .. begin + length - 1 of y along an axis."""
+        line = self.lines[y.line]
+        if line.name == "narrow" and line.arguments[1] == axis:
+            y, _, before, _ = line.arguments  # type: ignore[assignment]
+            assert isinstance(before, int)
+            begin += before
+        shape = (*line.shape[:axis], length, *line.shape[axis + 1 :])
+        wanted = Line("narrow", torch.narrow, (y, axis, begin, length), {}, shape)
+        if wanted in self.lines:
+            return Moving(self.lines.index(wanted))
+        return self._append(wanted)
+
+    def _joined(self, arguments: Sequence[object], shape: tuple[int, ...]) -> Moving | None:
+        """Parts one after the other; those that are joined along the same axis already, too."""
+        given = arguments[0]
+        axis = arguments[1] if len(arguments) > 1 else 0
+        assert isinstance(given, list)
+        assert isinstance(axis, int)
+        if not all(isinstance(part, Moving) for part in given):
+            return None
+        axis %= len(shape)
+        parts: list[Moving] = []
+        for part in given:
+            line = self.lines[part.line]
+            if line.name == "cat" and line.arguments[1] == axis:
+                parts += moving_in(line.arguments)
+            else:
+                parts.append(part)
+        if len(parts) == 1:
+            return parts[0]
+        return self._append(Line("cat", torch.cat, (parts, axis), {}, shape))
 
     # The code
 
@@ -333,22 +489,10 @@ class LinearCode:
     def _place_of_constant(self, y: Constant) -> int:
         """Where the constants of a step hold this one; it is added if they do not."""
         for i, known in enumerate(self.constants):
-            if known.tensor is y.tensor:
+            if known is y:
                 return i
         self.constants.append(y)
         return len(self.constants) - 1
-
-
-def at_place(tensors: Sequence[Tensor], like: Constant) -> list[Constant]:
-    """Constants with rows where those of another lie."""
-    return [Constant(tensor, like.place) for tensor in tensors]
-
-
-def parts_of(line: Line) -> Sequence[object]:
-    """What cat joins."""
-    parts = line.arguments[0]
-    assert isinstance(parts, list | tuple)
-    return parts
 
 
 def moving_in(y: object) -> list[Moving]:

@@ -19,13 +19,14 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from ..rows import SAFE_EXPONENT, Rows
-from ..torch_internals import nothing_intervenes
-from .linear_code import LinearCode
+from ..torch_internals import forward_mode, nothing_intervenes
+from .linear_code import Constant, LinearCode
 from .row_rules import MixesRows, RowAxis
-from .tape import Found, Tape
+from .tape import FewRows, Found, Tape
 
 StepFunction = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
 
+FEW = 3  # rows of a call that shows which operations a derivative takes
 SHORT = 4  # steps; shorter runs are differentiated sooner than written down
 
 
@@ -42,13 +43,7 @@ class Linearised:
         self.step = step
         self.rows = rows
         self.inputs = [y.detach().requires_grad_() for y in (*drive, rows.prev(x))]
-        with torch.enable_grad():
-            tape = Tape(rows.N)
-            for y in self.inputs:
-                tape.note(y, RowAxis(0))
-            found = Found(self.inputs)
-            with tape, found:
-                self.out = step(*self.inputs)
+        tape, found, self.out = written_down(step, self.inputs)
         self.tensors = found.tensors
         self.copies = found.copies
         refuse_if_elsewhere(self.out, [*self.inputs, *self.copies])
@@ -80,56 +75,57 @@ class Linearised:
         tape = self._tape
         if tape is None:
             return False
-        x = self.inputs[-1]
-        lam = torch.ones_like(self.out).requires_grad_()
-        mu = torch.ones_like(x)
-        tape.note(lam, RowAxis(0))
-        tape.note(mu, RowAxis(0))
         try:
-            with torch.enable_grad(), tape:
-                (pulled,) = torch.autograd.grad(self.out, x, lam, create_graph=True)
-                self._pull = LinearCode(tape, tape.number_of(lam), tape.number_of(pulled))
-                if twice:
-                    (pushed,) = torch.autograd.grad(pulled, lam, mu, retain_graph=True)
-                    self._push = LinearCode(tape, tape.number_of(mu), tape.number_of(pushed))
+            self._pull, push = self._write_code(tape, twice)
+            self._push = push or self._push
         except Exception:  # as in `of`: an operation that is not linear, or has no derivative
             return False
         finally:
             self._tape = None  # it keeps every intermediate value
         return True
 
-    @property
-    def pull(self) -> LinearCode:
-        """The code of lam_t -> J_t' lam_t."""
-        assert self._pull is not None  # `prepare` was called
-        return self._pull
+    def _write_code(self, all_rows: Tape, twice: bool) -> tuple[LinearCode, LinearCode | None]:
+        """`pull` and, if `twice`, `push`: from the derivatives of a call with a few rows."""
+        inputs = [y.detach()[:FEW].requires_grad_() for y in self.inputs]
+        tape, _, out = written_down(self.step, inputs)
+        source = FewRows(tape, all_rows)
+        lam = torch.ones_like(out).requires_grad_()
+        mu = torch.ones_like(inputs[-1])
+        tape.note(lam, RowAxis(0))
+        tape.note(mu, RowAxis(0))
+        number = tape.number_of
+        known: dict[int, Constant] = {}
+        with torch.enable_grad(), tape:
+            (pulled,) = torch.autograd.grad(out, inputs[-1], lam, create_graph=True)
+            if twice:
+                (pushed,) = torch.autograd.grad(pulled, lam, mu)
+        pull = LinearCode(source, number(lam), number(pulled), known)
+        push = LinearCode(source, number(mu), number(pushed), known) if twice else None
+        return pull, push
 
     @property
-    def push(self) -> LinearCode:
-        """The code of mu_{t-1} -> J_t mu_{t-1}."""
-        assert self._push is not None  # `prepare` was called
-        return self._push
+    def pull(self) -> LinearCode | SingleSteps:
+        """lam_t -> J_t' lam_t."""
+        return self._pull or SingleSteps(self.step, self.inputs, pull_step)
 
-    def gradient(self, lam: Tensor) -> list[Tensor | None]:
-        """The derivatives of sum lam_t out_t by drive and tensors, as values; lam [N, n]."""
-        wrt = [*self.inputs[:-1], *self.copies]
-        if not wrt:
-            return []
-        return list(
-            torch.autograd.grad(self.out, wrt, lam, retain_graph=True, allow_unused=True)
-        )
+    @property
+    def push(self) -> LinearCode | SingleSteps:
+        """mu_{t-1} -> J_t mu_{t-1}."""
+        return self._push or SingleSteps(self.step, self.inputs, push_step)
 
-    def bend(self, lam: Tensor, m: Tensor) -> list[Tensor | None]:
+    def gradient(self, lam: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+        """The derivatives of sum lam_t out_t by drive and tensors, as values; lam [N, n].
+
+        needed: by which of them; the others are None.
+        """
+        return gradients_by([*self.inputs[:-1], *self.copies], self.out, lam, needed, False)
+
+    def bend(self, lam: Tensor, m: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
         """The derivatives of sum lam_t J_t m_t by x_{t-1}, drive and tensors, as values."""
         x = self.inputs[-1]
         with torch.enable_grad():
             (pulled,) = torch.autograd.grad(self.out, x, lam, create_graph=True)
-            if not pulled.requires_grad:  # a linear step, of data alone
-                return [None] * (len(self.inputs) + len(self.copies))
-            wrt = [x, *self.inputs[:-1], *self.copies]
-            return list(
-                torch.autograd.grad(pulled, wrt, m, retain_graph=True, allow_unused=True)
-            )
+        return gradients_by([x, *self.inputs[:-1], *self.copies], pulled, m, needed, False)
 
     def again(
         self, x: Tensor, drive: Sequence[Tensor], tensors: Sequence[Tensor]
@@ -145,6 +141,79 @@ class Linearised:
         with Found(copies, stand_ins):
             out = self.step(*copies[1:count], copies[0])
         return out, copies
+
+
+def gradients_by(
+    wrt: Sequence[Tensor], y: Tensor, along: Tensor, needed: Sequence[bool], create_graph: bool
+) -> list[Tensor | None]:
+    """The derivatives of sum along y by those that are needed; None for the others.
+
+    create_graph: they can be differentiated again.
+    """
+    places = [i for i, need in enumerate(needed) if need and wrt[i].requires_grad]
+    found: list[Tensor | None] = [None] * len(wrt)
+    if not places or not y.requires_grad:
+        return found
+    grads = torch.autograd.grad(
+        y,
+        [wrt[i] for i in places],
+        along,
+        create_graph=create_graph,
+        retain_graph=True,
+        allow_unused=True,
+    )
+    for i, g in zip(places, grads, strict=True):
+        found[i] = g
+    return found
+
+
+class SingleSteps:
+    """The same maps as those of LinearCode where no code could be written: torch's, step by step."""
+
+    def __init__(
+        self,
+        step: StepFunction,
+        inputs: Sequence[Tensor],
+        apply: Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Tensor],
+    ) -> None:
+        self.function = step
+        self.inputs = inputs
+        self.apply = apply
+
+    def slices(self, rows: Rows) -> list[tuple[Tensor, ...]]:
+        """What drives each step, and the state before it."""
+        by_step = [y.detach().split(rows.sizes) for y in self.inputs]
+        return list(zip(*by_step, strict=True))
+
+    def step(self, y: Tensor, constants: tuple[Tensor, ...], rows: int) -> Tensor:
+        """The map at one step, applied to y."""
+        *drive, x = constants
+        return self.apply(lambda state: self.function(*drive, state), x, y)
+
+
+def pull_step(step: Callable[[Tensor], Tensor], x: Tensor, lam: Tensor) -> Tensor:
+    """J' lam, J the derivative of a step at x."""
+    _, pull = torch.func.vjp(step, x)  # type: ignore[misc]
+    pulled: Tensor = pull(lam)[0]
+    return pulled
+
+
+def push_step(step: Callable[[Tensor], Tensor], x: Tensor, mu: Tensor) -> Tensor:
+    """J mu, J the derivative of a step at x."""
+    with forward_mode():
+        pushed: Tensor = torch.func.jvp(step, (x,), (mu,))[1]
+    return pushed
+
+
+def written_down(step: StepFunction, inputs: Sequence[Tensor]) -> tuple[Tape, Found, Tensor]:
+    """A call of the step: its operations, the tensors that it found, and its result."""
+    tape = Tape(len(inputs[0]))
+    for y in inputs:
+        tape.note(y, RowAxis(0))
+    found = Found(inputs)
+    with torch.enable_grad(), tape, found:
+        out = step(*inputs)
+    return tape, found, out
 
 
 def differentiable_copy(y: Tensor) -> Tensor:
