@@ -386,7 +386,9 @@ class Recurrence(PicklableModule):
         """
         x0 = layout.sort(start)
         if self.cell is None:
-            run = StepFunctionRun.run(self.call_step, layout.rows, (u,), x0, pure=is_pure(self.step))
+            run = StepFunctionRun.run(
+                self.call_step, layout.rows, (u,), x0, pure=is_pure(self.step)
+            )
             return run, (u,), None
         weights = self.effective_weights()
         given = None

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..engines.denormals import flush_denormals
 from ..engines.eager.in_place import active_factors
 from ..engines.eager.scaled_adjoint import ScaledAdjoint
+from ..engines.eager.views import Views
 from ..functions import (
     Context,
     Gradients,
@@ -47,8 +48,8 @@ class PullLoop:
 
     def __init__(self, at: Linearised, lam: Tensor) -> None:
         self.rows = at.rows
-        self.lam = at.rows.states(lam)
-        self.pulled = at.rows.before(lam)
+        self.lam: Views = at.rows.states(lam)
+        self.pulled: Views = at.rows.before(lam)
         self.blocks = [(0, at.rows.T)]
         self.code = at.pull.step
         self.constants = at.pull.slices(at.rows)
@@ -268,8 +269,9 @@ class StepAdjoint(SweepFunction):
 
 
 def at_true_scale(mu: Tensor, k: Tensor | None, declared: Tensor | None) -> Tensor:
-    """mu_t 2^-k_t, the derivative by the source s_t; 0 where the loss reads no state and 2^-k_t is
-    very large.
+    """mu_t 2^-k_t, the derivative by the source s_t.
+
+    declared [rows of mu]: where the loss reads the state. Elsewhere it is 0 if 2^-k_t is large.
     """
     if k is None:
         return mu

@@ -20,7 +20,8 @@ from torch.autograd.graph import Node
 
 from ..rows import SAFE_EXPONENT, Rows
 from ..torch_internals import forward_mode, nothing_intervenes
-from .linear_code import Constant, LinearCode
+from .linear_code import LinearCode
+from .lines import Constant
 from .row_rules import MixesRows, RowAxis
 from .tape import FewRows, Found, Tape
 
@@ -57,9 +58,7 @@ class Linearised:
         self._push: LinearCode | None = None
 
     @staticmethod
-    def of(
-        step: StepFunction, rows: Rows, drive: Sequence[Tensor], x: Tensor
-    ) -> Linearised | None:
+    def of(step: StepFunction, rows: Rows, drive: Sequence[Tensor], x: Tensor) -> Linearised | None:
         """The step linearised along a run; None where that must be done one step at a time."""
         try:
             return Linearised(step, rows, drive, x)
@@ -168,7 +167,7 @@ def gradients_by(
 
 
 class SingleSteps:
-    """The same maps as those of LinearCode where no code could be written: torch's, step by step."""
+    """The same maps as those of LinearCode, by torch: where no code could be written."""
 
     def __init__(
         self,
@@ -222,7 +221,7 @@ def differentiable_copy(y: Tensor) -> Tensor:
 
 
 def is_usual(rows: Rows, tensors: Sequence[Tensor]) -> bool:
-    """Is it worth while to try: a long run on a CPU, in a type of the sweeps, outside transforms?"""
+    """Is it worth trying: a long run on a CPU, in a type of the sweeps, outside transforms?"""
     usual = all(y.device.type == "cpu" and y.dtype in SAFE_EXPONENT for y in tensors)
     return rows.T >= SHORT and usual and nothing_intervenes()
 

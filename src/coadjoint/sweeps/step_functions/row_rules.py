@@ -40,18 +40,17 @@ class Operand(NamedTuple):
 Argument = object  # an Operand, a list of them, a number, a list of numbers, a type, ...
 Rule = Callable[[Sequence[Argument], Sequence[tuple[int, ...]], int], list[Place]]
 
-ELEMENTWISE = frozenset(
-    """abs acos acosh add addcdiv addcmul alias asin asinh atan atan2 atanh bitwise_and bitwise_not
-    bitwise_or ceil celu clamp clamp_max clamp_min clone copysign cos cosh deg2rad detach div elu
-    elu_backward eq erf erfc exp exp2 expm1 fill floor fmod ge gelu gelu_backward gt
-    hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward
+NAMES = """abs acos acosh add addcdiv addcmul alias asin asinh atan atan2 atanh bitwise_and
+    bitwise_not bitwise_or ceil celu clamp clamp_max clamp_min clone copysign cos cosh deg2rad
+    detach div elu elu_backward eq erf erfc exp exp2 expm1 fill floor fmod ge gelu gelu_backward
+    gt hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward
     heaviside hypot isfinite isinf isnan le leaky_relu leaky_relu_backward lerp lift_fresh log
     log10 log1p log2 log_sigmoid_backward logaddexp logical_and logical_not logical_or logit lt
     masked_fill maximum minimum mish mish_backward mul ne neg nan_to_num ones_like pow reciprocal
     relu remainder round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin sinc sinh
     softplus softplus_backward sqrt square sub tan tanh tanh_backward threshold threshold_backward
-    true_divide trunc where xlogy zeros_like full_like _to_copy""".split()
-)
+    true_divide trunc where xlogy zeros_like full_like _to_copy"""
+ELEMENTWISE = frozenset(NAMES.split())
 
 
 def operands(arguments: Sequence[Argument]) -> list[Operand]:
@@ -70,9 +69,7 @@ def elementwise(
 ) -> list[Place]:
     """Rows at one axis of all operands, counted from the last one, as broadcasting counts."""
     tensors = operands(arguments)
-    from_end = {
-        (len(y.shape) - y.place.axis, y.place.each) for y in tensors if y.place is not None
-    }
+    from_end = {(len(y.shape) - y.place.axis, y.place.each) for y in tensors if y.place is not None}
     if len(from_end) != 1:
         raise MixesRows("operands with rows along different axes")
     place, each = from_end.pop()
@@ -165,9 +162,7 @@ def split(
     return along_other_axis([arguments[0], *arguments[2:3]], shapes, rows)
 
 
-def cut(
-    arguments: Sequence[Argument], shapes: Sequence[tuple[int, ...]], rows: int
-) -> list[Place]:
+def cut(arguments: Sequence[Argument], shapes: Sequence[tuple[int, ...]], rows: int) -> list[Place]:
     """A part along one axis, argument 1 (0 if not given); of the rows, only all of them."""
     assert isinstance(arguments[0], Operand)
     if shapes[0] == arguments[0].shape:
@@ -259,7 +254,7 @@ def batched_product(
 def reduced(
     arguments: Sequence[Argument], shapes: Sequence[tuple[int, ...]], rows: int
 ) -> list[Place]:
-    """A sum or another reduction over axes (argument 1), kept with one entry (argument 2) or not."""
+    """A sum or the like over axes (argument 1), kept with one entry (argument 2 True) or not."""
     place = place_of(arguments[0])
     dims = dims_of(arguments[0])
     given = arguments[1] if len(arguments) > 1 else None

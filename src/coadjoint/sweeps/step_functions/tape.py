@@ -181,9 +181,7 @@ def as_tuple(result: object) -> Iterable[object]:
 
 
 def memory_of(y: Tensor) -> tuple[object, ...]:
-    """Where the entries of a tensor lie; tensors that live at a time have it in common only if
-    they have the same values.
-    """
+    """Where the entries of a tensor lie: tensors that have it in common have the same values."""
     return y.data_ptr(), y.shape, y.stride(), y.dtype
 
 

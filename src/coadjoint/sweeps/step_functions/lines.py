@@ -1,0 +1,321 @@
+"""CodeLines: operations that are linear in one input, in as few lines of code as can be had.
+
+Factors that follow one another become one, parts of parts and joined parts likewise, and sums of
+products with the same factor become one product.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .row_rules import Place
+from .tape import Operator
+
+
+class Constant:
+    """A tensor that does not depend on the linear input, and where its rows lie.
+
+    make   computes it, with all rows, when it is first read: many only lead to others
+    shape  that with few rows
+    """
+
+    def __init__(self, make: Callable[[], Tensor], shape: tuple[int, ...], place: Place) -> None:
+        self.make = make
+        self.shape = shape
+        self.place = place
+
+    @functools.cached_property
+    def tensor(self) -> Tensor:
+        """The values."""
+        return self.make()
+
+    @functools.cached_property
+    def tanh_slope(self) -> Constant:
+        """1 - y^2 of this y."""
+        return self.derived(lambda: 1 - self.tensor.square())
+
+    @functools.cached_property
+    def sigmoid_slope(self) -> Constant:
+        """Y (1 - y) of this y."""
+        return self.derived(lambda: self.tensor * (1 - self.tensor))
+
+    def derived(self, make: Callable[[], Tensor]) -> Constant:
+        """A constant of the same shape."""
+        return Constant(make, self.shape, self.place)
+
+    def part(self, axis: int, begin: int, length: int) -> Constant:
+        """The entries begin .. begin + length - 1 along an axis without rows."""
+        shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
+        return Constant(lambda: self.tensor.narrow(axis, begin, length), shape, self.place)
+
+
+class Moving(NamedTuple):
+    """A value that depends on the linear input: the number of its line of code."""
+
+    line: int
+
+
+class RowCount(NamedTuple):
+    """The number of rows, times `each`, inside a shape."""
+
+    each: int
+
+
+class CodeLine(NamedTuple):
+    """operator(*arguments, **keywords), or entry `entry` of what it returns.
+
+    Arguments are Moving, Constant, RowCount, numbers and others, and lists of them.
+    """
+
+    name: str
+    operator: Operator | None
+    arguments: tuple[object, ...]
+    keywords: Mapping[str, object]
+    shape: tuple[int, ...]
+    entry: int | None = None
+
+
+# Quicker to call than the operators that a tape holds.
+QUICK: dict[str, Operator] = {
+    "mul": torch.mul,
+    "add": torch.add,
+    "sub": torch.sub,
+    "neg": torch.neg,
+    "mm": torch.mm,
+    "bmm": torch.bmm,
+    "cat": torch.cat,
+    "stack": torch.stack,
+    "sum": torch.sum,
+    "select": torch.select,
+    "squeeze": torch.squeeze,
+    "unsqueeze": torch.unsqueeze,
+    "transpose": torch.transpose,
+    "view": Tensor.view,
+    "_unsafe_view": Tensor.view,
+    "expand": Tensor.expand,
+}
+
+
+class CodeLines:
+    """CodeLines of code, in the order in which they run; the first is the linear input."""
+
+    def __init__(self) -> None:
+        self.all: list[CodeLine] = []
+
+    def append(self, line: CodeLine) -> Moving:
+        """Add a line as it is."""
+        self.all.append(line)
+        return Moving(len(self.all) - 1)
+
+    def add(
+        self,
+        name: str,
+        operator: Operator,
+        arguments: list[object],
+        keywords: Mapping[str, object],
+        shape: tuple[int, ...],
+        place: Place,
+    ) -> Moving:
+        """Add operator(*arguments, **keywords), in fewer operations where that can be done.
+
+        shape, place: of its result, and where rows lie in it.
+        """
+        first = arguments[0]
+        second = arguments[1] if len(arguments) > 1 else None
+        found: Moving | None = None
+        if keywords:
+            pass
+        elif isinstance(first, Moving) and isinstance(second, Constant):
+            found = self.product(name, first, second, shape, place)
+        elif name == "mul" and isinstance(first, Constant) and isinstance(second, Moving):
+            found = self.product(name, second, first, shape, place)
+        elif name == "add" and isinstance(first, Moving) and isinstance(second, Moving):
+            found = self.sum(first, second)
+        elif name == "neg" and isinstance(first, Moving):
+            found = self.negative(first)
+        elif name == "slice" and isinstance(first, Moving):
+            found = self.slice(first, arguments[1:], shape)
+        elif name == "cat":
+            found = self.joined(arguments, shape)
+        if found is not None:
+            return found
+        return self.append(
+            CodeLine(name, QUICK.get(name, operator), tuple(arguments), keywords, shape)
+        )
+
+    def factor(self, y: Moving) -> tuple[Moving, Constant] | None:
+        """(z, c) if y is z c, c a constant of the same shape; None otherwise."""
+        line = self.all[y.line]
+        if line.name != "times":
+            return None
+        z, c = line.arguments
+        assert isinstance(z, Moving)
+        assert isinstance(c, Constant)
+        return z, c
+
+    def product(
+        self, name: str, y: Moving, c: Constant, shape: tuple[int, ...], place: Place
+    ) -> Moving | None:
+        """Y times a constant of its shape, or times the slope at it."""
+        if c.shape != shape or c.place != place or self.all[y.line].shape != shape:
+            return None
+        if name == "tanh_backward":
+            return self.times(y, c.tanh_slope)
+        if name == "sigmoid_backward":
+            return self.times(y, c.sigmoid_slope)
+        return self.times(y, c) if name == "mul" else None
+
+    def times(self, y: Moving, c: Constant) -> Moving:
+        """Y c, c a constant of the shape of y; one factor if y has one already."""
+        line = self.all[y.line]
+        factor = self.factor(y)
+        if factor is not None:
+            y, before = factor
+            together = c.derived(lambda: before.tensor * c.tensor)
+            return self.append(line._replace(arguments=(y, together)))
+        if line.name == "cat":
+            return self.times_parts(line, c)
+        return self.append(CodeLine("times", torch.mul, (y, c), {}, line.shape))
+
+    def times_parts(self, line: CodeLine, c: Constant) -> Moving:
+        """[y z] c = [y c_1  z c_2]: the parts may have factors already."""
+        parts, axis = line.arguments
+        assert isinstance(parts, list)
+        assert isinstance(axis, int)
+        scaled = []
+        begin = 0
+        for part in parts:
+            length = self.all[part.line].shape[axis]
+            scaled.append(self.times(part, c.part(axis, begin, length)))
+            begin += length
+        return self.append(line._replace(arguments=(scaled, axis)))
+
+    def negative(self, y: Moving) -> Moving | None:
+        """-y as z (-c), if y is z c; None otherwise."""
+        factor = self.factor(y)
+        if factor is None:
+            return None
+        z, c = factor
+        return self.append(self.all[y.line]._replace(arguments=(z, c.derived(lambda: -c.tensor))))
+
+    def sum(self, y: Moving, z: Moving) -> Moving | None:
+        """Y + z as x (b + c) if y is x b and z is x c, or as parts side by side; else None."""
+        y_factor = self.factor(y)
+        z_factor = self.factor(z)
+        if y_factor is None or z_factor is None:
+            return self.side_by_side(y, z)
+        b, c = y_factor[1], z_factor[1]
+        if y_factor[0] != z_factor[0] or b.place != c.place:
+            return None
+        return self.times(y_factor[0], c.derived(lambda: b.tensor + c.tensor))
+
+    def side_by_side(self, y: Moving, z: Moving) -> Moving | None:
+        """Y + z if one fills the zeros of the other: two parts joined, two entries stacked."""
+        a, b = self.all[y.line], self.all[z.line]
+        if a.name != b.name or a.arguments[1:3] != b.arguments[1:3]:
+            return None
+        if a.name == "slice_backward":
+            return self.parts_joined(a, b)
+        return self.entries_stacked(a, b) if a.name == "select_backward" else None
+
+    def parts_joined(self, a: CodeLine, b: CodeLine) -> Moving | None:
+        """The sum of two parts of arrays of zeros, if they fill one axis."""
+        axis, size = filled_axis(a)
+        spans = []
+        for line in (a, b):
+            begin, end, step = line.arguments[3:]
+            assert isinstance(begin, int)
+            assert isinstance(end, int)
+            spans.append((begin, min(end, size), step))
+        if spans[0] > spans[1]:
+            return self.parts_joined(b, a)
+        if (spans[0][0], spans[1][1]) != (0, size) or spans[0][1:] != (spans[1][0], 1):
+            return None
+        if spans[1][2] != 1:
+            return None
+        parts = [a.arguments[0], b.arguments[0]]
+        return self.append(CodeLine("cat", torch.cat, (parts, axis), {}, a.shape))
+
+    def entries_stacked(self, a: CodeLine, b: CodeLine) -> Moving | None:
+        """The sum of two entries of arrays of zeros, if they are all there are along an axis."""
+        axis, size = filled_axis(a)
+        entries = {a.arguments[3]: a.arguments[0], b.arguments[3]: b.arguments[0]}
+        if size != 2 or set(entries) != {0, 1}:
+            return None
+        both = [entries[0], entries[1]]
+        return self.append(CodeLine("stack", torch.stack, (both, axis), {}, a.shape))
+
+    def slice(
+        self, y: Moving, arguments: Sequence[object], shape: tuple[int, ...]
+    ) -> Moving | None:
+        """A part of y along one axis; that of a product is the product of the parts."""
+        line = self.all[y.line]
+        given = list(arguments)
+        axis, begin = [*given, 0, 0][:2]
+        if not isinstance(axis, int) or not isinstance(begin, int) or given[3:] not in ([], [1]):
+            return None
+        axis %= len(shape)
+        length = shape[axis]
+        begin = min(begin + line.shape[axis] if begin < 0 else begin, line.shape[axis])
+        factor = self.factor(y)
+        if factor is not None:
+            z, c = factor
+            return self.times(self.narrow(z, axis, begin, length), c.part(axis, begin, length))
+        return self.narrow(y, axis, begin, length)
+
+    def narrow(self, y: Moving, axis: int, begin: int, length: int) -> Moving:
+        """The entries begin .. begin + length - 1 of y along an axis."""
+        line = self.all[y.line]
+        if line.name == "narrow" and line.arguments[1] == axis:
+            y, _, before, _ = line.arguments  # type: ignore[assignment]
+            assert isinstance(before, int)
+            begin += before
+        shape = (*line.shape[:axis], length, *line.shape[axis + 1 :])
+        wanted = CodeLine("narrow", torch.narrow, (y, axis, begin, length), {}, shape)
+        if wanted in self.all:
+            return Moving(self.all.index(wanted))
+        return self.append(wanted)
+
+    def joined(self, arguments: Sequence[object], shape: tuple[int, ...]) -> Moving | None:
+        """Parts one after the other; those that are joined along the same axis already, too."""
+        given = arguments[0]
+        axis = arguments[1] if len(arguments) > 1 else 0
+        assert isinstance(given, list)
+        assert isinstance(axis, int)
+        if not all(isinstance(part, Moving) for part in given):
+            return None
+        axis %= len(shape)
+        parts: list[Moving] = []
+        for part in given:
+            line = self.all[part.line]
+            if line.name == "cat" and line.arguments[1] == axis:
+                parts += moving_in(line.arguments)
+            else:
+                parts.append(part)
+        if len(parts) == 1:
+            return parts[0]
+        return self.append(CodeLine("cat", torch.cat, (parts, axis), {}, shape))
+
+
+def filled_axis(line: CodeLine) -> tuple[int, int]:
+    """The axis along which a line fills a part of an array of zeros, and its length."""
+    axis = line.arguments[2]
+    assert isinstance(axis, int)
+    axis %= len(line.shape)
+    return axis, line.shape[axis]
+
+
+def moving_in(y: object) -> list[Moving]:
+    """The moving values among arguments, also those in lists."""
+    if isinstance(y, Moving):
+        return [y]
+    if type(y) in (list, tuple):
+        assert isinstance(y, list | tuple)
+        return list(itertools.chain.from_iterable(map(moving_in, y)))
+    return []
