@@ -92,11 +92,11 @@ class LinearCode:
             arguments[at] = self._with_row_count(arguments[at], results[0].place)
         shape = tuple(results[0].tensor.shape)
         first = arguments[0]
-        if len(results) > 1:
+        if record.entries is not None:
             whole = self.lines.append(
                 CodeLine(record.name, record.operator, tuple(arguments), keywords, shape)
             )
-            for entry, number in enumerate(record.results):
+            for entry, number in zip(record.entries, record.results, strict=True):
                 part_shape = tuple(tape.values[number].tensor.shape)
                 part = CodeLine("entry", None, (whole,), {}, part_shape, entry)
                 self.values[number] = self.lines.append(part)

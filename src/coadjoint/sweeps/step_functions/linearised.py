@@ -53,6 +53,7 @@ class Linearised:
         after = x[rows.B :].detach()
         if self.out.shape != after.shape or not is_repeated(self.out, after):
             raise MixesRows("a state that differs from that of the run")
+        self.is_twice = False  # has the code of `push` been asked for?
         self._tape: Tape | None = tape
         self._pull: LinearCode | None = None
         self._push: LinearCode | None = None
@@ -68,15 +69,15 @@ class Linearised:
             return None
 
     def prepare(self, twice: bool) -> bool:
-        """Write down `pull`, and `push` too if `twice`; False where that cannot be done."""
-        if self._pull is not None and (self._push is not None or not twice):
+        """Write the code of `pull`, and of `push` if `twice`; False where that cannot be done."""
+        if self._pull is not None and (self.is_twice or not twice):
             return True
         tape = self._tape
         if tape is None:
             return False
         try:
-            self._pull, push = self._write_code(tape, twice)
-            self._push = push or self._push
+            self._pull, self._push = self._write_code(tape, twice)
+            self.is_twice = twice
         except Exception:  # as in `of`: an operation that is not linear, or has no derivative
             return False
         finally:
@@ -84,7 +85,10 @@ class Linearised:
         return True
 
     def _write_code(self, all_rows: Tape, twice: bool) -> tuple[LinearCode, LinearCode | None]:
-        """`pull` and, if `twice`, `push`: from the derivatives of a call with a few rows."""
+        """`pull` and, if `twice`, `push`: from the derivatives of a call with a few rows.
+
+        `push` is None if it cannot be written: some derivatives of derivatives change their arrays.
+        """
         inputs = [y.detach()[:FEW].requires_grad_() for y in self.inputs]
         tape, _, out = written_down(self.step, inputs)
         source = FewRows(tape, all_rows)
@@ -92,15 +96,18 @@ class Linearised:
         mu = torch.ones_like(inputs[-1])
         tape.note(lam, RowAxis(0))
         tape.note(mu, RowAxis(0))
-        number = tape.number_of
         known: dict[int, Constant] = {}
         with torch.enable_grad(), tape:
             (pulled,) = torch.autograd.grad(out, inputs[-1], lam, create_graph=True)
-            if twice:
+        pull = LinearCode(source, tape.number_of(lam), tape.number_of(pulled), known)
+        if not twice:
+            return pull, None
+        try:
+            with tape:
                 (pushed,) = torch.autograd.grad(pulled, lam, mu)
-        pull = LinearCode(source, number(lam), number(pulled), known)
-        push = LinearCode(source, number(mu), number(pushed), known) if twice else None
-        return pull, push
+            return pull, LinearCode(source, tape.number_of(mu), tape.number_of(pushed), known)
+        except MixesRows:
+            return pull, None
 
     @property
     def pull(self) -> LinearCode | SingleSteps:

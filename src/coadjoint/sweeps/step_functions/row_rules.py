@@ -289,7 +289,7 @@ def normalised_backward(
     wanted = arguments[7]
     if wanted not in ([True, False, False], (True, False, False)):
         raise MixesRows("a gradient by weights")
-    return [*places, None, None]
+    return places
 
 
 def softmax_backward(

@@ -93,13 +93,17 @@ class Ref(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One operation: its arguments, tensors as Ref, and the values that it made."""
+    """One operation: its arguments, tensors as Ref, and the values that it made.
+
+    entries   where these are in what it returns, if that is a list; None if it is one tensor
+    """
 
     operator: Operator
     name: str
     arguments: tuple[object, ...]
     keywords: Mapping[str, object]
     results: tuple[int, ...]
+    entries: tuple[int, ...] | None
 
 
 class Tape(OperationMode):
@@ -154,7 +158,11 @@ class Tape(OperationMode):
         places = places_of_results(name, described, shapes, self.rows)
         made_by = len(self.records)
         made = [self.note(y, place, made_by) for y, place in zip(results, places, strict=True)]
-        self.records.append(Record(func, name, tuple(arguments), keywords, tuple(made)))
+        entries: tuple[int, ...] | None = None
+        if isinstance(result, tuple | list):
+            entries = tuple(i for i, y in enumerate(result) if isinstance(y, Tensor))
+        record = Record(func, name, tuple(arguments), keywords, tuple(made), entries)
+        self.records.append(record)
         return result
 
     def _argument(self, y: object) -> object:
@@ -240,8 +248,9 @@ class FewRows:
         if record.name in SHAPED:
             arguments[SHAPED[record.name]] = self.full_shape(self.few.values[record.results[0]])
         with torch.no_grad():
-            results = as_tuple(record.operator(*arguments, **keywords))
-        self.computed.update(zip(record.results, results, strict=True))  # type: ignore[arg-type]
+            made = as_tuple(record.operator(*arguments, **keywords))
+        results = [y for y in made if isinstance(y, Tensor)]
+        self.computed.update(zip(record.results, results, strict=True))
 
     def _with_tensors(self, y: object) -> object:
         """An argument of a record with tensors in place of their numbers."""
