@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..rows import Rows
-from .lines import CodeLine, CodeLines, Constant, Moving, RowCount, moving_in
+from .lines import CodeLine, CodeLines, Constant, Moving, RowCount, SharedConstants, moving_in
 from .row_rules import SHAPED, MixesRows, Place
 from .tape import FewRows, Record, Ref, Tape, memory_of
 
@@ -25,7 +25,8 @@ StepCode = Callable[[Tensor, tuple[Tensor, ...], int], Tensor]
 # Linear in all tensors among their arguments.
 NAMES = """_to_copy _unsafe_view add alias cat clone constant_pad_nd cumsum detach expand mean neg
     permute select select_backward slice slice_backward split split_with_sizes squeeze stack sub
-    sum t transpose unbind unsqueeze view"""
+    sum t transpose unbind unsafe_split
+    unsafe_split_with_sizes unsqueeze view"""
 LINEAR = frozenset(NAMES.split())
 # Linear in one of their arguments, the first, or any one of the two factors.
 LINEAR_IN_FIRST = frozenset({"div", "masked_fill", "true_divide"})
@@ -39,18 +40,16 @@ SAME = frozenset(
 class LinearCode:
     """The map from a linear input to a result of a tape, step by step."""
 
-    def __init__(
-        self, source: FewRows, given: int, result: int, known: dict[int, Constant]
-    ) -> None:
+    def __init__(self, source: FewRows, given: int, result: int, known: SharedConstants) -> None:
         """source: the tape, with few rows, and where values with all rows come from.
 
         given, result: numbers of values of that tape, with rows along axis 0.
-        known: constants by their numbers, which several codes share; it is added to.
+        known: constants that several codes share; it is added to.
         """
         tape = source.few
         self.source = source
-        self.known = known
-        self.lines = CodeLines()
+        self.known = known.by_number
+        self.lines = CodeLines(known.slopes)
         self.values: dict[int, Moving | Constant] = {}  # by their numbers on the tape
         shape = tuple(tape.values[given].tensor.shape)
         self.values[given] = self.lines.append(CodeLine("given", None, (), {}, shape))

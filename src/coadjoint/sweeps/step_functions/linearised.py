@@ -19,9 +19,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from ..rows import SAFE_EXPONENT, Rows
-from ..torch_internals import forward_mode, nothing_intervenes
+from ..torch_internals import change_count, forward_mode, nothing_intervenes
 from .linear_code import LinearCode
-from .lines import Constant
+from .lines import SharedConstants
 from .row_rules import MixesRows, RowAxis
 from .tape import FewRows, Found, Tape
 
@@ -47,6 +47,7 @@ class Linearised:
         tape, found, self.out = written_down(step, self.inputs)
         self.tensors = found.tensors
         self.copies = found.copies
+        self._versions = list(map(change_count, self.tensors))
         refuse_if_elsewhere(self.out, [*self.inputs, *self.copies])
         if tape.values[tape.number_of(self.out)].place != RowAxis(0):
             raise MixesRows("a result without rows")
@@ -69,7 +70,12 @@ class Linearised:
             return None
 
     def prepare(self, twice: bool) -> bool:
-        """Write the code of `pull`, and of `push` if `twice`; False where that cannot be done."""
+        """Write the code of `pull`, and of `push` if `twice`; False where that cannot be done.
+
+        Nor can it if a tensor that the step found has been changed since.
+        """
+        if self._versions != list(map(change_count, self.tensors)):
+            return False
         if self._pull is not None and (self.is_twice or not twice):
             return True
         tape = self._tape
@@ -96,7 +102,7 @@ class Linearised:
         mu = torch.ones_like(inputs[-1])
         tape.note(lam, RowAxis(0))
         tape.note(mu, RowAxis(0))
-        known: dict[int, Constant] = {}
+        known = SharedConstants()
         with torch.enable_grad(), tape:
             (pulled,) = torch.autograd.grad(out, inputs[-1], lam, create_graph=True)
         pull = LinearCode(source, tape.number_of(lam), tape.number_of(pulled), known)

@@ -35,16 +35,6 @@ class Constant:
         """The values."""
         return self.make()
 
-    @functools.cached_property
-    def tanh_slope(self) -> Constant:
-        """1 - y^2 of this y."""
-        return self.derived(lambda: 1 - self.tensor.square())
-
-    @functools.cached_property
-    def sigmoid_slope(self) -> Constant:
-        """Y (1 - y) of this y."""
-        return self.derived(lambda: self.tensor * (1 - self.tensor))
-
     def derived(self, make: Callable[[], Tensor]) -> Constant:
         """A constant of the same shape."""
         return Constant(make, self.shape, self.place)
@@ -102,11 +92,21 @@ QUICK: dict[str, Operator] = {
 }
 
 
+class SharedConstants:
+    """Constants that several codes share: by the numbers of their values, and slopes at them."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Constant] = {}
+        self.slopes: dict[tuple[str, Constant], Constant] = {}
+
+
 class CodeLines:
     """CodeLines of code, in the order in which they run; the first is the linear input."""
 
-    def __init__(self) -> None:
+    def __init__(self, slopes: dict[tuple[str, Constant], Constant]) -> None:
+        """slopes: those known so far, which several codes share; it is added to."""
         self.all: list[CodeLine] = []
+        self.slopes = slopes
 
     def append(self, line: CodeLine) -> Moving:
         """Add a line as it is."""
@@ -166,10 +166,16 @@ class CodeLines:
         if c.shape != shape or c.place != place or self.all[y.line].shape != shape:
             return None
         if name == "tanh_backward":
-            return self.times(y, c.tanh_slope)
+            return self.times(y, self.slope(name, c, tanh_slope))
         if name == "sigmoid_backward":
-            return self.times(y, c.sigmoid_slope)
+            return self.times(y, self.slope(name, c, sigmoid_slope))
         return self.times(y, c) if name == "mul" else None
+
+    def slope(self, name: str, y: Constant, of: Callable[[Tensor], Tensor]) -> Constant:
+        """The slope of a function where its value is y, computed once for all that need it."""
+        if (name, y) not in self.slopes:
+            self.slopes[name, y] = y.derived(lambda: of(y.tensor))
+        return self.slopes[name, y]
 
     def times(self, y: Moving, c: Constant) -> Moving:
         """Y c, c a constant of the shape of y; one factor if y has one already."""
@@ -301,6 +307,16 @@ class CodeLines:
         if len(parts) == 1:
             return parts[0]
         return self.append(CodeLine("cat", torch.cat, (parts, axis), {}, shape))
+
+
+def tanh_slope(y: Tensor) -> Tensor:
+    """The slope of tanh where its value is y."""
+    return 1 - y.square()
+
+
+def sigmoid_slope(y: Tensor) -> Tensor:
+    """The slope of the sigmoid where its value is y."""
+    return y * (1 - y)
 
 
 def filled_axis(line: CodeLine) -> tuple[int, int]:

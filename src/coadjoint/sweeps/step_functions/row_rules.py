@@ -371,6 +371,8 @@ RULES: dict[str, Rule] = {
     "t": transposed,
     "transpose": transposed,
     "unbind": without_axis,
+    "unsafe_split": split,
+    "unsafe_split_with_sizes": split,
     "unsqueeze": unsqueezed,
     "view": reshaped,
 }

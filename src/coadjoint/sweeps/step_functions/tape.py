@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..torch_internals import OperationMode
+from ..torch_internals import OperationMode, storage_address
 from .row_rules import FILLS, SHAPED, MixesRows, Operand, Place, places_of_results
 
 Operator = Callable[..., Any]
@@ -116,6 +116,8 @@ class Tape(OperationMode):
         self.records: list[Record] = []
         self.numbers: dict[int, int] = {}  # of a value, by the id of its tensor
         self.numbers_by_memory: dict[tuple[object, ...], int] = {}
+        self.holders: dict[int, set[int]] = {}  # the values that lie in one memory, by its address
+        self.outdated: set[int] = set()  # those of them that have been changed through another
 
     def note(self, y: Tensor, place: Place, made_by: int | None = None) -> int:
         """Write down a tensor; returns its number."""
@@ -123,6 +125,7 @@ class Tape(OperationMode):
         self.values.append(Value(y, place, made_by))  # which keeps its id and memory from others
         self.numbers[id(y)] = number
         self.numbers_by_memory.setdefault(memory_of(y), number)
+        self.holders.setdefault(storage_address(y.untyped_storage()), set()).add(number)
         return number
 
     def number_of(self, y: Tensor) -> int:
@@ -144,31 +147,55 @@ class Tape(OperationMode):
     ) -> object:
         """Compute an operation, and write it down."""
         kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
-        if func.namespace != "aten" or name.endswith("_") or "out" in kwargs:
+        operator = func
+        if func.namespace != "aten" or "out" in kwargs:
             raise MixesRows(f"operation {func}")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise MixesRows(f"random operation {func}")
+        in_place = func.overloadpacket.__name__.endswith("_")
+        if in_place:
+            self._outdate_views(args[0])
+            operator = without_mutation(func)
         arguments = [self._argument(y) for y in args]
         keywords = {key: self._argument(y) for key, y in kwargs.items()}
         result = func(*args, **kwargs)
         results = [y for y in as_tuple(result) if isinstance(y, Tensor)]
         described = [self._described(y) for y in (*arguments, *keywords.values())]
         shapes = [tuple(y.shape) for y in results]
+        name = operator.overloadpacket.__name__
         places = places_of_results(name, described, shapes, self.rows)
+        if in_place:  # from now on, this memory holds the new value
+            self.numbers_by_memory.pop(memory_of(results[0]), None)
         made_by = len(self.records)
         made = [self.note(y, place, made_by) for y, place in zip(results, places, strict=True)]
         entries: tuple[int, ...] | None = None
         if isinstance(result, tuple | list):
             entries = tuple(i for i, y in enumerate(result) if isinstance(y, Tensor))
-        record = Record(func, name, tuple(arguments), keywords, tuple(made), entries)
+        record = Record(operator, name, tuple(arguments), keywords, tuple(made), entries)
         self.records.append(record)
         return result
+
+    def _outdate_views(self, y: object) -> None:
+        """Note that y is changed, and with it what shares its memory: that must not be read again.
+
+        What was not made on the tape must not be changed.
+        """
+        assert isinstance(y, Tensor)
+        self.number_of(y)
+        for other in self.holders[storage_address(y.untyped_storage())]:
+            value = self.values[other]
+            if value.made_by is None:
+                raise MixesRows("a tensor that is not the step's own, and changed")
+            if memory_of(value.tensor) != memory_of(y) and not are_apart(value.tensor, y):
+                self.outdated.add(other)
 
     def _argument(self, y: object) -> object:
         """An argument with tensors as Ref."""
         if isinstance(y, Tensor):
-            return Ref(self.number_of(y))
+            number = self.number_of(y)
+            if number in self.outdated:
+                raise MixesRows("a tensor that was changed through a view of it")
+            return Ref(number)
         if isinstance(y, list | tuple):
             return [self._argument(entry) for entry in y]
         return y
@@ -186,6 +213,24 @@ class Tape(OperationMode):
 def as_tuple(result: object) -> Iterable[object]:
     """The results of an operation, one or several."""
     return result if isinstance(result, tuple | list) else (result,)
+
+
+def without_mutation(operator: Any) -> Any:
+    """The operation that returns what this one, such as add_, writes to its argument."""
+    name, _, overload = operator.name().removeprefix("aten::").partition(".")
+    packet = getattr(torch.ops.aten, name[:-1], None)
+    if packet is None:
+        raise MixesRows(f"operation {operator}")
+    return getattr(packet, overload or "default")
+
+
+def are_apart(y: Tensor, z: Tensor) -> bool:
+    """Are y and z columns of one matrix, and none of them the same? (Two views of its memory.)"""
+    if y.dim() != 2 or y.stride() != z.stride() or y.stride()[1] != 1:
+        return False
+    width = y.stride()[0]  # of the matrix
+    shift = (z.storage_offset() - y.storage_offset()) % width
+    return y.shape[1] <= shift <= width - z.shape[1]
 
 
 def memory_of(y: Tensor) -> tuple[object, ...]:
