@@ -7,7 +7,6 @@ hold, because it mixes samples, draws at random or is not what torch sees, is le
 from __future__ import annotations
 
 import copy
-import gc
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ import coadjoint as co
 from coadjoint.cells import steps
 from coadjoint.sweeps import step_run
 from coadjoint.sweeps.step_functions.linearised import Linearised
-from coadjoint.sweeps.step_functions.tape import FewRows, Tape
 from sampling import one_in
 
 D = 4
@@ -292,14 +290,3 @@ def test_weights_changed_in_between():
         net.step.weight_hh.mul_(2)
     with pytest.raises(co.errors.Unsupported, match="returned a different state"):
         run.costates("squared", data.y)
-
-
-def test_memory_is_that_of_the_rows_alone():
-    """Nothing that was written down stays, once the code is made."""
-    net = network(elman)
-    data = batch()
-    gc.collect()
-    lam = net(data.u).costates("squared", data.y)
-    alive = [type(y) for y in gc.get_objects() if isinstance(y, Tape | FewRows)]
-    assert lam.loss.requires_grad
-    assert alive == []

@@ -56,7 +56,7 @@ class StepFunctionRun:
         if pure and rows.T >= LONG and torch.is_grad_enabled() and is_usual(rows, (*drive, x0)):
             with torch.no_grad():
                 x = run_steps(step, rows, drive, x0, checked)
-            at = Linearised.of(step, rows, drive, x)
+            at = Linearised.of(step, rows, drive, x, pure)
             if at is not None:
                 x = StepStates.apply(at, len(drive), (x,), x0, *drive, *at.tensors)
                 return StepFunctionRun(step, rows, drive, x, at)

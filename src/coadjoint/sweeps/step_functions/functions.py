@@ -47,20 +47,27 @@ class PullLoop:
     """
 
     def __init__(self, at: Linearised, lam: Tensor) -> None:
+        self.at = at
         self.rows = at.rows
         self.lam: Views = at.rows.states(lam)
         self.pulled: Views = at.rows.before(lam)
-        self.blocks = [(0, at.rows.T)]
-        self.code = at.pull.step
-        self.constants = at.pull.slices(at.rows)
+        self.blocks = at.blocks
+        self.code = at.pull
+        self.begin = 0  # the first step of the block whose slopes are known
+        self.slopes: list[tuple[Tensor, ...]] = []
 
-    def compute_slopes(self, block: int) -> None:
-        """Do nothing: all slopes are known."""
+    def compute_slopes(self, i: int) -> None:
+        """Compute the slopes of the steps of block i."""
+        self.begin = self.blocks[i][0]
+        self.slopes = self.at.slopes(self.code, i)
+
+    def pull(self, t: int) -> Tensor:
+        """J_{t+1}' lam_{t+1}."""
+        return self.code.step(self.lam[t + 1], self.slopes[t - self.begin], self.rows.sizes[t])
 
     def step(self, t: int) -> None:
         """lam_t <- J_{t+1}' lam_{t+1}."""
-        n = self.rows.sizes[t]
-        self.pulled[t].copy_(self.code(self.lam[t + 1], self.constants[t], n))
+        self.pulled[t].copy_(self.pull(t))
 
 
 @torch.no_grad()
@@ -68,7 +75,7 @@ def scaled_adjoint(
     at: Linearised, s: Tensor | None, s_last: Tensor | None, link: Link | None, like: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The adjoint sweep in mantissas lam [B + N, n] and exponents k [B + N]."""
-    lam = torch.empty_like(like)
+    lam = torch.empty_like(like, memory_format=torch.contiguous_format)
     with flush_denormals():
         loop = PullLoop(at, lam)
         k = ScaledAdjoint(loop, s, s_last, None, active_factors(at.rows, link)).run()
@@ -78,16 +85,17 @@ def scaled_adjoint(
 @torch.no_grad()
 def plain_adjoint(at: Linearised, s: Tensor, link: Link | None) -> Tensor:
     """The adjoint sweep at true scale: lam [B + N, n] for sources s of all states."""
-    rows = at.rows
     lam = s.clone(memory_format=torch.contiguous_format)
-    factors = active_factors(rows, link)
+    factors = active_factors(at.rows, link)
     with flush_denormals():
         loop = PullLoop(at, lam)
-        for t in reversed(range(rows.T)):
-            pulled = loop.code(loop.lam[t + 1], loop.constants[t], rows.sizes[t])
-            if t in factors:
-                pulled = pulled * factors[t]
-            loop.pulled[t].add_(pulled)
+        for i, (lo, hi) in reversed(list(enumerate(at.blocks))):
+            loop.compute_slopes(i)
+            for t in reversed(range(lo, hi)):
+                pulled = loop.pull(t)
+                if t in factors:
+                    pulled = pulled * factors[t]
+                loop.pulled[t].add_(pulled)
     return lam
 
 
@@ -97,14 +105,15 @@ def tangent(at: Linearised, g: Tensor, link: Link | None) -> Tensor:
     rows = at.rows
     mu = g.clone(memory_format=torch.contiguous_format)
     factors = active_factors(rows, link)
+    states = rows.states(mu)
+    before = rows.before(mu)
+    code = at.push
     with flush_denormals():
-        states = rows.states(mu)
-        before = rows.before(mu)
-        constants = at.push.slices(rows)
-        code = at.push.step
-        for t, n in enumerate(rows.sizes):
-            m = before[t] * factors[t] if t in factors else before[t]
-            states[t + 1].add_(code(m, constants[t], n))
+        for i, (lo, hi) in enumerate(at.blocks):
+            slopes = at.slopes(code, i)
+            for t in range(lo, hi):
+                m = before[t] * factors[t] if t in factors else before[t]
+                states[t + 1].add_(code.step(m, slopes[t - lo], rows.sizes[t]))
     return mu
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ..rows import Rows
 from .lines import CodeLine, CodeLines, Constant, Moving, RowCount, SharedConstants, moving_in
 from .row_rules import SHAPED, MixesRows, Place
-from .tape import FewRows, Record, Ref, Tape, memory_of
+from .tape import Record, Ref, Replay, Tape, memory_of
 
 StepCode = Callable[[Tensor, tuple[Tensor, ...], int], Tensor]
 
@@ -30,6 +30,7 @@ NAMES = """_to_copy _unsafe_view add alias cat clone constant_pad_nd cumsum deta
 LINEAR = frozenset(NAMES.split())
 # Linear in one of their arguments, the first, or any one of the two factors.
 LINEAR_IN_FIRST = frozenset({"div", "masked_fill", "true_divide"})
+ZEROS = frozenset({"zeros", "zeros_like", "new_zeros"})
 PRODUCTS = frozenset({"mul", "mm", "bmm"})
 # They return the tensor they are given, if its shape and type stay the same.
 SAME = frozenset(
@@ -40,14 +41,11 @@ SAME = frozenset(
 class LinearCode:
     """The map from a linear input to a result of a tape, step by step."""
 
-    def __init__(self, source: FewRows, given: int, result: int, known: SharedConstants) -> None:
-        """source: the tape, with few rows, and where values with all rows come from.
+    def __init__(self, tape: Tape, given: int, result: int, known: SharedConstants) -> None:
+        """given, result: numbers of values of the tape, with rows along axis 0.
 
-        given, result: numbers of values of that tape, with rows along axis 0.
         known: constants that several codes share; it is added to.
         """
-        tape = source.few
-        self.source = source
         self.known = known.by_number
         self.lines = CodeLines(known.slopes)
         self.values: dict[int, Moving | Constant] = {}  # by their numbers on the tape
@@ -61,21 +59,19 @@ class LinearCode:
         self.constants: list[Constant] = []
         text, names = self._write(last)
         self.step: StepCode = compiled(text, names)
-        self.slopes = [(constant.tensor, constant.place) for constant in self.constants]
-        # What is left over keeps every value of the tapes alive.
-        del self.source, self.known, self.lines, self.values, self.constants
 
-    def slices(self, rows: Rows) -> list[tuple[Tensor, ...]]:
-        """The constants of each time step: views."""
+    def slopes(self, values: Replay, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
+        """The constants of each time step, as views; sizes: the rows of these steps."""
         by_step = []
-        for tensor, place in self.slopes:
+        for constant in self.constants:
+            place = constant.place
             if place is None:
-                by_step.append([tensor] * rows.T)
+                by_step.append([constant.at(values)] * len(sizes))
                 continue
-            sizes = [n * place.each for n in rows.sizes]
-            by_step.append(list(tensor.split(sizes, place.axis)))
+            lengths = [n * place.each for n in sizes]
+            by_step.append(list(constant.at(values).split(lengths, place.axis)))
         if not by_step:
-            return [()] * rows.T
+            return [()] * len(sizes)
         return list(zip(*by_step, strict=True))
 
     # What the records of a tape become
@@ -120,11 +116,14 @@ class LinearCode:
 
     def _constant(self, tape: Tape, number: int) -> Constant:
         """A value of the tape that does not move; views of one memory are the same constant."""
-        tensor, place, _ = tape.values[number]
-        number = tape.numbers_by_memory[memory_of(tensor)]
+        number = tape.numbers_by_memory[memory_of(tape.values[number].tensor)]
         if number not in self.known:
-            compute = functools.partial(self.source.tensor, number)
-            self.known[number] = Constant(compute, tuple(tensor.shape), place)
+            tensor, place, made_by = tape.values[number]
+            is_zero = made_by is not None and tape.records[made_by].name in ZEROS
+            if place is None and not is_zero:
+                is_zero = not bool(tensor.detach().any())
+            compute = operator.methodcaller("tensor", number)
+            self.known[number] = Constant(compute, tuple(tensor.shape), place, is_zero)
         return self.known[number]
 
     def _with_row_count(self, shape: object, place: Place) -> object:
@@ -269,13 +268,13 @@ def refuse_if_not_linear(
     moves = [isinstance(y, Moving) for y in flat]
     constants = [y for y in flat if isinstance(y, Constant)]
     if name in LINEAR:
-        linear = not any(bool(y.tensor.any()) for y in constants)  # a constant term must be zero
+        linear = all(y.is_zero for y in constants)  # a constant term must be zero
     elif name in PRODUCTS:
         linear = sum(moves) == 1
     elif name == "addmm":
         linear = moves[0] and sum(moves) == 2
     elif name == "where":
-        linear = not moves[0] and not any(bool(y.tensor.any()) for y in constants[1:])
+        linear = not moves[0] and all(y.is_zero for y in constants[1:])
     else:
         known = name in LINEAR_IN_FIRST or name.endswith(("_backward", "_backward_data"))
         linear = known and moves[0] and sum(moves) == 1

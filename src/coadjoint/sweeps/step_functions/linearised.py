@@ -1,10 +1,10 @@
 """Linearised: the derivatives of a step at all states of a run, which are known by then.
 
-    out_t  = step(u_t, x_{t-1})              one call with the rows of all t, beside the run
+    out_t  = step(u_t, x_{t-1})              one call with the rows of many t, beside the run
     pull   lam_t    -> J_t' lam_t            J_t = d out_t / d x_{t-1}, one step at a time
     push   mu_{t-1} -> J_t mu_{t-1}          likewise
     bend   the derivative of lam_t' J_t m_t by the states, what drives the steps, and the tensors
-           that the step has found, all steps at once
+           that the step has found, many steps at once
 
 torch differentiates; the two linear maps are then cut into steps (linear_code).
 """
@@ -12,58 +12,95 @@ torch differentiates; the two linear maps are then cut into steps (linear_code).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
+from ..affine import plus
 from ..rows import SAFE_EXPONENT, Rows
 from ..torch_internals import change_count, forward_mode, nothing_intervenes
 from .linear_code import LinearCode
 from .lines import SharedConstants
 from .row_rules import MixesRows, RowAxis
-from .tape import FewRows, Found, Tape
+from .tape import Found, Replay, Tape
 
 StepFunction = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
 
 FEW = 3  # rows of a call that shows which operations a derivative takes
+BLOCK_ELEMENTS = 1 << 18  # entries of the states whose derivatives are computed at once
 SHORT = 4  # steps; shorter runs are differentiated sooner than written down
 
 
-class Linearised:
-    """One call of a step with the rows of all time steps.
+class StepGraph(NamedTuple):
+    """A call of the step with the rows of several time steps, which torch can differentiate."""
 
-    inputs   what drives the steps and x_{t-1}, [N, .] each: copies without a history
+    inputs: list[Tensor]  # what drives the steps, and x_{t-1}: leaves
+    out: Tensor
+
+
+class Linearised:
+    """The derivatives of a step along a run.
+
+    inputs   what drives the steps and x_{t-1}, [N, .] each, without a history
     tensors  those that the step found, such as parameters
-    copies   what stood for them
+    copies   what stands for them in derivatives by them
+    blocks   the steps lo .. hi - 1 (from 0) whose derivatives are computed at once: as many as stay
+             in cache. Those of a single block are kept, otherwise each is computed when needed
     """
 
-    def __init__(self, step: StepFunction, rows: Rows, drive: Sequence[Tensor], x: Tensor) -> None:
-        """x: the states [B + N, n]. MixesRows, or any error of the step, if it cannot be done."""
+    def __init__(
+        self,
+        step: StepFunction,
+        rows: Rows,
+        drive: Sequence[Tensor],
+        x: Tensor,
+        pure: bool = False,
+    ) -> None:
+        """x: the states [B + N, n]. MixesRows, or any error of the step, if it cannot be done.
+
+        pure: the step does nothing but compute the state, and need not be called again to see.
+        """
         self.step = step
         self.rows = rows
-        self.inputs = [y.detach().requires_grad_() for y in (*drive, rows.prev(x))]
-        tape, found, self.out = written_down(step, self.inputs)
+        self.inputs = [y.detach() for y in (*drive, rows.prev(x))]
+        few = [y[:FEW].clone().requires_grad_() for y in self.inputs]
+        self._tape, found, self._out = written_down(step, few)
+        self._few = few
         self.tensors = found.tensors
         self.copies = found.copies
         self._versions = list(map(change_count, self.tensors))
-        refuse_if_elsewhere(self.out, [*self.inputs, *self.copies])
-        if tape.values[tape.number_of(self.out)].place != RowAxis(0):
+        self._stand_ins = dict(zip(map(id, self.tensors), self.copies, strict=True))
+        if self._tape.values[self._tape.number_of(self._out)].place != RowAxis(0):
             raise MixesRows("a result without rows")
-        after = x[rows.B :].detach()
-        if self.out.shape != after.shape or not is_repeated(self.out, after):
-            raise MixesRows("a state that differs from that of the run")
-        self.is_twice = False  # has the code of `push` been asked for?
-        self._tape: Tape | None = tape
+        refuse_if_elsewhere(self._out, [*few, *self.copies])
+        size = max(1, BLOCK_ELEMENTS // (rows.B * x.shape[1]))
+        self.blocks = [(lo, min(lo + size, rows.T)) for lo in range(0, rows.T, size)]
+        self._graph: StepGraph | None = None
+        self._values: Replay | None = None
         self._pull: LinearCode | None = None
         self._push: LinearCode | None = None
+        self._is_twice = False  # has the code of `push` been asked for?
+        after = x.detach()[rows.B :]
+        for i in range(1 if pure else len(self.blocks)):
+            graph = self.graph(i)
+            refuse_if_elsewhere(graph.out, [*graph.inputs, *self.copies])
+            if not is_repeated(graph.out, after[self._rows_of(i)]):
+                raise MixesRows("a state that differs from that of the run")
 
     @staticmethod
-    def of(step: StepFunction, rows: Rows, drive: Sequence[Tensor], x: Tensor) -> Linearised | None:
+    def of(
+        step: StepFunction,
+        rows: Rows,
+        drive: Sequence[Tensor],
+        x: Tensor,
+        pure: bool = False,
+    ) -> Linearised | None:
         """The step linearised along a run; None where that must be done one step at a time."""
         try:
-            return Linearised(step, rows, drive, x)
+            return Linearised(step, rows, drive, x, pure)
         except Exception:
             # The step is called with more rows than it has been written for, and may do anything.
             # One step at a time, it shows what is wrong, if something is.
@@ -76,68 +113,117 @@ class Linearised:
         """
         if self._versions != list(map(change_count, self.tensors)):
             return False
-        if self._pull is not None and (self.is_twice or not twice):
+        if self._pull is not None and (self._is_twice or not twice):
             return True
-        tape = self._tape
-        if tape is None:
-            return False
         try:
-            self._pull, self._push = self._write_code(tape, twice)
-            self.is_twice = twice
+            self._pull, self._push = self._write_code(twice)
+            self._is_twice = twice
         except Exception:  # as in `of`: an operation that is not linear, or has no derivative
             return False
-        finally:
-            self._tape = None  # it keeps every intermediate value
         return True
 
-    def _write_code(self, all_rows: Tape, twice: bool) -> tuple[LinearCode, LinearCode | None]:
+    def _write_code(self, twice: bool) -> tuple[LinearCode, LinearCode | None]:
         """`pull` and, if `twice`, `push`: from the derivatives of a call with a few rows.
 
-        `push` is None if it cannot be written: some derivatives of derivatives change their arrays.
+        `push` is None if it cannot be written.
         """
-        inputs = [y.detach()[:FEW].requires_grad_() for y in self.inputs]
-        tape, _, out = written_down(self.step, inputs)
-        source = FewRows(tape, all_rows)
-        lam = torch.ones_like(out).requires_grad_()
-        mu = torch.ones_like(inputs[-1])
+        tape = self._tape
+        x = self._few[-1]
+        lam = torch.ones_like(self._out).requires_grad_()
+        mu = torch.ones_like(x)
         tape.note(lam, RowAxis(0))
         tape.note(mu, RowAxis(0))
         known = SharedConstants()
         with torch.enable_grad(), tape:
-            (pulled,) = torch.autograd.grad(out, inputs[-1], lam, create_graph=True)
-        pull = LinearCode(source, tape.number_of(lam), tape.number_of(pulled), known)
+            (pulled,) = torch.autograd.grad(self._out, x, lam, create_graph=True)
+        pull = LinearCode(tape, tape.number_of(lam), tape.number_of(pulled), known)
         if not twice:
             return pull, None
         try:
             with tape:
-                (pushed,) = torch.autograd.grad(pulled, lam, mu)
-            return pull, LinearCode(source, tape.number_of(mu), tape.number_of(pushed), known)
+                (pushed,) = torch.autograd.grad(pulled, lam, mu, retain_graph=True)
+            return pull, LinearCode(tape, tape.number_of(mu), tape.number_of(pushed), known)
         except MixesRows:
             return pull, None
+
+    def _rows_of(self, i: int) -> slice:
+        """The rows of block i in step arrays."""
+        lo, hi = self.blocks[i]
+        return slice(self.rows.starts[lo], self.rows.starts[hi])
 
     @property
     def pull(self) -> LinearCode | SingleSteps:
         """lam_t -> J_t' lam_t."""
-        return self._pull or SingleSteps(self.step, self.inputs, pull_step)
+        return self._pull or SingleSteps(self.step, len(self.inputs), pull_step)
 
     @property
     def push(self) -> LinearCode | SingleSteps:
         """mu_{t-1} -> J_t mu_{t-1}."""
-        return self._push or SingleSteps(self.step, self.inputs, push_step)
+        return self._push or SingleSteps(self.step, len(self.inputs), push_step)
+
+    def slopes(self, code: LinearCode | SingleSteps, i: int) -> list[tuple[Tensor, ...]]:
+        """What the code of `pull` or `push` reads at each step of block i."""
+        values = self._values
+        if values is None:
+            at = self._rows_of(i)
+            values = Replay(self._tape, [y[at] for y in self.inputs])
+            if len(self.blocks) == 1:
+                self._values = values
+        lo, hi = self.blocks[i]
+        with torch.no_grad():
+            return code.slopes(values, self.rows.sizes[lo:hi])
+
+    def graph(self, i: int) -> StepGraph:
+        """The step with the rows of block i."""
+        if self._graph is not None:
+            return self._graph
+        at = self._rows_of(i)
+        inputs = [y[at].detach().requires_grad_() for y in self.inputs]
+        with torch.enable_grad(), Found([*inputs, *self.copies], self._stand_ins):
+            graph = StepGraph(inputs, self.step(*inputs))
+        if len(self.blocks) == 1:
+            self._graph = graph
+        return graph
 
     def gradient(self, lam: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
         """The derivatives of sum lam_t out_t by drive and tensors, as values; lam [N, n].
 
         needed: by which of them; the others are None.
         """
-        return gradients_by([*self.inputs[:-1], *self.copies], self.out, lam, needed, False)
+
+        def of_block(i: int, graph: StepGraph) -> list[Tensor | None]:
+            wrt = [*graph.inputs[:-1], *self.copies]
+            return gradients_by(wrt, graph.out, lam[self._rows_of(i)], needed, False)
+
+        return self._summed(len(self.inputs) - 1, of_block)
 
     def bend(self, lam: Tensor, m: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
         """The derivatives of sum lam_t J_t m_t by x_{t-1}, drive and tensors, as values."""
-        x = self.inputs[-1]
-        with torch.enable_grad():
-            (pulled,) = torch.autograd.grad(self.out, x, lam, create_graph=True)
-        return gradients_by([x, *self.inputs[:-1], *self.copies], pulled, m, needed, False)
+
+        def of_block(i: int, graph: StepGraph) -> list[Tensor | None]:
+            at = self._rows_of(i)
+            *drive, x = graph.inputs
+            with torch.enable_grad():
+                (pulled,) = torch.autograd.grad(graph.out, x, lam[at], create_graph=True)
+            return gradients_by([x, *drive, *self.copies], pulled, m[at], needed, False)
+
+        return self._summed(len(self.inputs), of_block)
+
+    def _summed(
+        self, arrays: int, of_block: Callable[[int, StepGraph], list[Tensor | None]]
+    ) -> list[Tensor | None]:
+        """Derivatives of all blocks: the first, step arrays, one below the other, others summed."""
+        by_block = []
+        sums: list[Tensor | None] = []
+        for i in range(len(self.blocks)):
+            found = of_block(i, self.graph(i))
+            by_block.append(found[:arrays])
+            sums = list(map(plus, sums, found[arrays:])) if i else found[arrays:]
+        joined: list[Tensor | None] = []
+        for parts in zip(*by_block, strict=True):
+            present = [part for part in parts if part is not None]
+            joined.append(torch.cat(present) if len(present) == len(parts) else None)
+        return [*joined, *sums]
 
     def again(
         self, x: Tensor, drive: Sequence[Tensor], tensors: Sequence[Tensor]
@@ -185,16 +271,17 @@ class SingleSteps:
     def __init__(
         self,
         step: StepFunction,
-        inputs: Sequence[Tensor],
+        inputs: int,
         apply: Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Tensor],
     ) -> None:
+        # `inputs`: how many arguments the step has, the state being the last.
         self.function = step
         self.inputs = inputs
         self.apply = apply
 
-    def slices(self, rows: Rows) -> list[tuple[Tensor, ...]]:
+    def slopes(self, values: Replay, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """What drives each step, and the state before it."""
-        by_step = [y.detach().split(rows.sizes) for y in self.inputs]
+        by_step = [values.tensor(i).split(list(sizes)) for i in range(self.inputs)]
         return list(zip(*by_step, strict=True))
 
     def step(self, y: Tensor, constants: tuple[Tensor, ...], rows: int) -> Tensor:

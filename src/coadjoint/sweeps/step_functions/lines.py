@@ -6,7 +6,6 @@ products with the same factor become one product.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,34 +14,45 @@ import torch
 from torch import Tensor
 
 from .row_rules import Place
-from .tape import Operator
+from .tape import Operator, Replay
 
 
 class Constant:
-    """A tensor that does not depend on the linear input, and where its rows lie.
+    """A tensor that does not depend on the linear input: how to compute it for some of the rows.
 
-    make   computes it, with all rows, when it is first read: many only lead to others
-    shape  that with few rows
+    compute  from the values of a tape at these rows
+    shape    with the few rows of the tape
+    place    where its rows lie
+    is_zero  is it an array of zeros?
     """
 
-    def __init__(self, make: Callable[[], Tensor], shape: tuple[int, ...], place: Place) -> None:
-        self.make = make
+    def __init__(
+        self,
+        compute: Callable[[Replay], Tensor],
+        shape: tuple[int, ...],
+        place: Place,
+        is_zero: bool = False,
+    ) -> None:
+        self.compute = compute
         self.shape = shape
         self.place = place
+        self.is_zero = is_zero
 
-    @functools.cached_property
-    def tensor(self) -> Tensor:
-        """The values."""
-        return self.make()
+    def at(self, values: Replay) -> Tensor:
+        """The tensor, computed once for these rows."""
+        known = values.constants.get(self)
+        if known is None:
+            known = values.constants[self] = self.compute(values)
+        return known
 
-    def derived(self, make: Callable[[], Tensor]) -> Constant:
+    def derived(self, compute: Callable[[Replay], Tensor]) -> Constant:
         """A constant of the same shape."""
-        return Constant(make, self.shape, self.place)
+        return Constant(compute, self.shape, self.place)
 
     def part(self, axis: int, begin: int, length: int) -> Constant:
         """The entries begin .. begin + length - 1 along an axis without rows."""
         shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
-        return Constant(lambda: self.tensor.narrow(axis, begin, length), shape, self.place)
+        return Constant(lambda y: self.at(y).narrow(axis, begin, length), shape, self.place)
 
 
 class Moving(NamedTuple):
@@ -174,7 +184,7 @@ class CodeLines:
     def slope(self, name: str, y: Constant, of: Callable[[Tensor], Tensor]) -> Constant:
         """The slope of a function where its value is y, computed once for all that need it."""
         if (name, y) not in self.slopes:
-            self.slopes[name, y] = y.derived(lambda: of(y.tensor))
+            self.slopes[name, y] = y.derived(lambda values: of(y.at(values)))
         return self.slopes[name, y]
 
     def times(self, y: Moving, c: Constant) -> Moving:
@@ -183,7 +193,7 @@ class CodeLines:
         factor = self.factor(y)
         if factor is not None:
             y, before = factor
-            together = c.derived(lambda: before.tensor * c.tensor)
+            together = c.derived(lambda values: before.at(values) * c.at(values))
             return self.append(line._replace(arguments=(y, together)))
         if line.name == "cat":
             return self.times_parts(line, c)
@@ -208,7 +218,9 @@ class CodeLines:
         if factor is None:
             return None
         z, c = factor
-        return self.append(self.all[y.line]._replace(arguments=(z, c.derived(lambda: -c.tensor))))
+        return self.append(
+            self.all[y.line]._replace(arguments=(z, c.derived(lambda values: -c.at(values))))
+        )
 
     def sum(self, y: Moving, z: Moving) -> Moving | None:
         """Y + z as x (b + c) if y is x b and z is x c, or as parts side by side; else None."""
@@ -219,7 +231,7 @@ class CodeLines:
         b, c = y_factor[1], z_factor[1]
         if y_factor[0] != z_factor[0] or b.place != c.place:
             return None
-        return self.times(y_factor[0], c.derived(lambda: b.tensor + c.tensor))
+        return self.times(y_factor[0], c.derived(lambda values: b.at(values) + c.at(values)))
 
     def side_by_side(self, y: Moving, z: Moving) -> Moving | None:
         """Y + z if one fills the zeros of the other: two parts joined, two entries stacked."""

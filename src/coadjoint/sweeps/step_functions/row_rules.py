@@ -378,7 +378,19 @@ RULES: dict[str, Rule] = {
 }
 
 # Operations with a shape as an argument, at this place: rows in it are those of the result.
-SHAPED = {"view": 1, "_unsafe_view": 1, "expand": 1, "slice_backward": 1, "select_backward": 1}
+SHAPED = {
+    "_unsafe_view": 1,
+    "expand": 1,
+    "full": 0,
+    "new_full": 1,
+    "new_ones": 1,
+    "new_zeros": 1,
+    "ones": 0,
+    "select_backward": 1,
+    "slice_backward": 1,
+    "view": 1,
+    "zeros": 0,
+}
 
 
 def places_of_results(

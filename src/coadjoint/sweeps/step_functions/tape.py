@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..torch_internals import OperationMode, storage_address
-from .row_rules import FILLS, SHAPED, MixesRows, Operand, Place, places_of_results
+from .row_rules import SHAPED, MixesRows, Operand, Place, places_of_results
 
 Operator = Callable[..., Any]
 
@@ -225,7 +225,7 @@ def without_mutation(operator: Any) -> Any:
 
 
 def are_apart(y: Tensor, z: Tensor) -> bool:
-    """Are y and z columns of one matrix, and none of them the same? (Two views of its memory.)"""
+    """Are y and z, views of one memory, columns of a matrix that have none in common?"""
     if y.dim() != 2 or y.stride() != z.stride() or y.stride()[1] != 1:
         return False
     width = y.stride()[0]  # of the matrix
@@ -238,62 +238,40 @@ def memory_of(y: Tensor) -> tuple[object, ...]:
     return y.data_ptr(), y.shape, y.stride(), y.dtype
 
 
-class FewRows:
-    """The tape of a call with few rows, which more can be written on, beside that with all rows.
+class Replay:
+    """The values of a tape at other inputs, of any number of rows; each when it is first read.
 
-    What is written on the small tape later stands for the same with all rows: `tensor` computes
-    those values that are read.
+    A tape with a few rows tells all operations; those of a derivative, too, if it was written on
+    the tape.
     """
 
-    def __init__(self, few: Tape, all_rows: Tape) -> None:
-        """Refuse tapes that differ in more than the number of rows."""
-        self.few = few
-        self.all_rows = all_rows
-        self.computed: dict[int, Tensor] = {}
-        self.begin = len(few.values)  # the number of values that both have
-        same_length = len(few.values) == len(all_rows.values)
-        if not same_length or not all(map(self._agree, few.values, all_rows.values)):
-            raise MixesRows("operations that depend on the number of rows")
-
-    def _agree(self, few: Value, all_rows: Value) -> bool:
-        """Are two values made by the same operation, with rows in the same place?"""
-        if (few.place, few.made_by) != (all_rows.place, all_rows.made_by):
-            return False
-        made_by = few.made_by
-        if made_by is not None:
-            operators = [tape.records[made_by].operator for tape in (self.few, self.all_rows)]
-            if operators[0] is not operators[1]:
-                return False
-        return self.full_shape(few) == tuple(all_rows.tensor.shape)
-
-    def full_shape(self, value: Value) -> tuple[int, ...]:
-        """The shape of a value with all rows."""
-        shape = list(value.tensor.shape)
-        if value.place is not None:
-            shape[value.place.axis] = self.all_rows.rows * value.place.each
-        return tuple(shape)
+    def __init__(self, tape: Tape, inputs: Sequence[Tensor]) -> None:
+        """inputs: in place of the values that were noted first."""
+        self.tape = tape
+        self.rows = len(inputs[0])
+        self.computed: dict[int, Tensor] = dict(enumerate(inputs))
+        self.constants: dict[object, Tensor] = {}  # what is computed from values, see lines
 
     def tensor(self, number: int) -> Tensor:
-        """A value of the small tape with all rows."""
-        if number < self.begin:
-            return self.all_rows.values[number].tensor.detach()
-        value = self.few.values[number]
-        if value.made_by is None:
-            return value.tensor.detach()
+        """The value of this number."""
         if number not in self.computed:
-            self._compute(self.few.records[value.made_by])
+            value = self.tape.values[number]
+            if value.made_by is None:
+                self.computed[number] = value.tensor.detach()
+            else:
+                self._compute(self.tape.records[value.made_by])
         return self.computed[number]
 
     def _compute(self, record: Record) -> None:
-        """Repeat an operation with all rows."""
-        if record.name in FILLS:
-            raise MixesRows("an array made for the derivative")
+        """Repeat an operation."""
         arguments = [self._with_tensors(y) for y in record.arguments]
         keywords = {key: self._with_tensors(y) for key, y in record.keywords.items()}
-        if record.name in SHAPED:
-            arguments[SHAPED[record.name]] = self.full_shape(self.few.values[record.results[0]])
-        with torch.no_grad():
-            made = as_tuple(record.operator(*arguments, **keywords))
+        value = self.tape.values[record.results[0]]
+        if record.name in SHAPED and value.place is not None:
+            shape = list(value.tensor.shape)
+            shape[value.place.axis] = self.rows * value.place.each
+            arguments[SHAPED[record.name]] = shape
+        made = as_tuple(record.operator(*arguments, **keywords))
         results = [y for y in made if isinstance(y, Tensor)]
         self.computed.update(zip(record.results, results, strict=True))
 
