@@ -22,11 +22,17 @@ from .overflow import time_of_row
 from .rows import NO_EXPONENT, SAFE_EXPONENT, Link, Rows, exponent, next_exponent, scale
 from .run import CostateRows, FormulaRun
 from .step_functions.functions import StepAdjoint, StepStates, drive_gradients
-from .step_functions.linearised import Linearised, StepFunction, is_repeated, is_usual
+from .step_functions.linearised import (
+    Linearised,
+    StepFunction,
+    is_repeated,
+    is_small,
+    is_usual,
+)
 from .torch_internals import forward_mode, has_global_hooks, has_own_hooks
 
 PURE = frozenset({*STEPS.values(), nn.RNNCell, nn.GRUCell, nn.LSTMCell})
-LONG = 16  # steps; shorter runs are differentiated sooner through the graph of their steps
+LONG = 16  # steps; shorter runs, and large ones, are differentiated sooner through their graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +59,11 @@ class StepFunctionRun:
         pure: the step is known to do nothing but compute the state, so that it may be called again
         and without a graph of its own.
         """
-        if pure and rows.T >= LONG and torch.is_grad_enabled() and is_usual(rows, (*drive, x0)):
+        worth_it = pure and rows.T >= LONG and is_small(rows, x0.shape[1])
+        if worth_it and torch.is_grad_enabled() and is_usual(rows, (*drive, x0)):
             with torch.no_grad():
                 x = run_steps(step, rows, drive, x0, checked)
-            at = Linearised.of(step, rows, drive, x, pure)
+            at = Linearised.of(step, rows, drive, x)
             if at is not None:
                 x = StepStates.apply(at, len(drive), (x,), x0, *drive, *at.tensors)
                 return StepFunctionRun(step, rows, drive, x, at)

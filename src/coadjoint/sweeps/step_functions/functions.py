@@ -59,7 +59,7 @@ class PullLoop:
     def compute_slopes(self, i: int) -> None:
         """Compute the slopes of the steps of block i."""
         self.begin = self.blocks[i][0]
-        self.slopes = self.at.slopes(self.code, i)
+        self.slopes = self.at.pull_slopes(i)
 
     def pull(self, t: int) -> Tensor:
         """J_{t+1}' lam_{t+1}."""
@@ -110,7 +110,7 @@ def tangent(at: Linearised, g: Tensor, link: Link | None) -> Tensor:
     code = at.push
     with flush_denormals():
         for i, (lo, hi) in enumerate(at.blocks):
-            slopes = at.slopes(code, i)
+            slopes = at.push_slopes(i)
             for t in range(lo, hi):
                 m = before[t] * factors[t] if t in factors else before[t]
                 states[t + 1].add_(code.step(m, slopes[t - lo], rows.sizes[t]))

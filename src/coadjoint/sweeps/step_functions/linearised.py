@@ -57,38 +57,51 @@ class Linearised:
         rows: Rows,
         drive: Sequence[Tensor],
         x: Tensor,
-        pure: bool = False,
     ) -> None:
-        """x: the states [B + N, n]. MixesRows, or any error of the step, if it cannot be done.
-
-        pure: the step does nothing but compute the state, and need not be called again to see.
-        """
+        """x: the states [B + N, n]. MixesRows, or any error of the step, if it cannot be done."""
         self.step = step
         self.rows = rows
         self.inputs = [y.detach() for y in (*drive, rows.prev(x))]
         few = [y[:FEW].clone().requires_grad_() for y in self.inputs]
         self._tape, found, self._out = written_down(step, few)
         self._few = few
+        if self._tape.values[self._tape.number_of(self._out)].place != RowAxis(0):
+            raise MixesRows("a result without rows")
+        refuse_if_elsewhere(self._out, [*few, *found.copies])
         self.tensors = found.tensors
         self.copies = found.copies
         self._versions = list(map(change_count, self.tensors))
         self._stand_ins = dict(zip(map(id, self.tensors), self.copies, strict=True))
-        if self._tape.values[self._tape.number_of(self._out)].place != RowAxis(0):
-            raise MixesRows("a result without rows")
-        refuse_if_elsewhere(self._out, [*few, *self.copies])
-        size = max(1, BLOCK_ELEMENTS // (rows.B * x.shape[1]))
+        size = (
+            rows.T
+            if is_small(rows, x.shape[1])
+            else max(1, BLOCK_ELEMENTS // (rows.B * x.shape[1]))
+        )
         self.blocks = [(lo, min(lo + size, rows.T)) for lo in range(0, rows.T, size)]
         self._graph: StepGraph | None = None
         self._values: Replay | None = None
+        if len(self.blocks) == 1:
+            self._keep_block()
         self._pull: LinearCode | None = None
         self._push: LinearCode | None = None
-        self._is_twice = False  # has the code of `push` been asked for?
+        self.is_twice = False  # has the code of `push` been asked for?
+        self._kept: dict[int, list[tuple[Tensor, ...]]] = {}  # slopes of `push`, by block
         after = x.detach()[rows.B :]
-        for i in range(1 if pure else len(self.blocks)):
+        for i in range(len(self.blocks)):
             graph = self.graph(i)
             refuse_if_elsewhere(graph.out, [*graph.inputs, *self.copies])
             if not is_repeated(graph.out, after[self._rows_of(i)]):
                 raise MixesRows("a state that differs from that of the run")
+
+    def _keep_block(self) -> None:
+        """Call the step with all rows, and keep what it computes, for derivatives and slopes."""
+        inputs = [y.detach().requires_grad_() for y in self.inputs]
+        tape, found, out = written_down(self.step, inputs)
+        if tape.operators() != self._tape.operators():
+            raise MixesRows("operations that depend on the number of rows")
+        self._graph = StepGraph(inputs, out)
+        self.copies = found.copies
+        self._values = Replay(self._tape, [value.tensor.detach() for value in tape.values])
 
     @staticmethod
     def of(
@@ -96,11 +109,10 @@ class Linearised:
         rows: Rows,
         drive: Sequence[Tensor],
         x: Tensor,
-        pure: bool = False,
     ) -> Linearised | None:
         """The step linearised along a run; None where that must be done one step at a time."""
         try:
-            return Linearised(step, rows, drive, x, pure)
+            return Linearised(step, rows, drive, x)
         except Exception:
             # The step is called with more rows than it has been written for, and may do anything.
             # One step at a time, it shows what is wrong, if something is.
@@ -113,11 +125,11 @@ class Linearised:
         """
         if self._versions != list(map(change_count, self.tensors)):
             return False
-        if self._pull is not None and (self._is_twice or not twice):
+        if self._pull is not None and (self.is_twice or not twice):
             return True
         try:
             self._pull, self._push = self._write_code(twice)
-            self._is_twice = twice
+            self.is_twice = twice
         except Exception:  # as in `of`: an operation that is not linear, or has no derivative
             return False
         return True
@@ -161,14 +173,33 @@ class Linearised:
         """mu_{t-1} -> J_t mu_{t-1}."""
         return self._push or SingleSteps(self.step, len(self.inputs), push_step)
 
-    def slopes(self, code: LinearCode | SingleSteps, i: int) -> list[tuple[Tensor, ...]]:
-        """What the code of `pull` or `push` reads at each step of block i."""
-        values = self._values
-        if values is None:
-            at = self._rows_of(i)
-            values = Replay(self._tape, [y[at] for y in self.inputs])
-            if len(self.blocks) == 1:
-                self._values = values
+    def pull_slopes(self, i: int) -> list[tuple[Tensor, ...]]:
+        """What the code of `pull` reads at each step of block i.
+
+        What that of `push` reads comes from the same values: it is kept for later.
+        """
+        values = self._values_of(i)
+        if self._push is not None:
+            self._kept[i] = self._slopes(self._push, values, i)
+        return self._slopes(self.pull, values, i)
+
+    def push_slopes(self, i: int) -> list[tuple[Tensor, ...]]:
+        """What the code of `push` reads at each step of block i."""
+        if i in self._kept:
+            return self._kept[i]
+        return self._slopes(self.push, self._values_of(i), i)
+
+    def _values_of(self, i: int) -> Replay:
+        """The values of the step with the rows of block i."""
+        if self._values is not None:
+            return self._values
+        at = self._rows_of(i)
+        return Replay(self._tape, [y[at] for y in self.inputs])
+
+    def _slopes(
+        self, code: LinearCode | SingleSteps, values: Replay, i: int
+    ) -> list[tuple[Tensor, ...]]:
+        """What a code reads at each step of block i."""
         lo, hi = self.blocks[i]
         with torch.no_grad():
             return code.slopes(values, self.rows.sizes[lo:hi])
@@ -180,10 +211,7 @@ class Linearised:
         at = self._rows_of(i)
         inputs = [y[at].detach().requires_grad_() for y in self.inputs]
         with torch.enable_grad(), Found([*inputs, *self.copies], self._stand_ins):
-            graph = StepGraph(inputs, self.step(*inputs))
-        if len(self.blocks) == 1:
-            self._graph = graph
-        return graph
+            return StepGraph(inputs, self.step(*inputs))
 
     def gradient(self, lam: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
         """The derivatives of sum lam_t out_t by drive and tensors, as values; lam [N, n].
@@ -318,6 +346,11 @@ def written_down(step: StepFunction, inputs: Sequence[Tensor]) -> tuple[Tape, Fo
 def differentiable_copy(y: Tensor) -> Tensor:
     """The values of y in a tensor that can be differentiated by, with the history of y."""
     return y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
+
+
+def is_small(rows: Rows, n: int) -> bool:
+    """Do the derivatives of states of n entries stay in cache, those of all steps?"""
+    return (rows.B + rows.N) * n <= BLOCK_ELEMENTS
 
 
 def is_usual(rows: Rows, tensors: Sequence[Tensor]) -> bool:

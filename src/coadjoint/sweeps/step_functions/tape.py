@@ -128,6 +128,10 @@ class Tape(OperationMode):
         self.holders.setdefault(storage_address(y.untyped_storage()), set()).add(number)
         return number
 
+    def operators(self) -> list[Operator]:
+        """The operations so far."""
+        return [record.operator for record in self.records]
+
     def number_of(self, y: Tensor) -> int:
         """The number of a tensor; one that was not made on the tape is noted, without rows.
 
