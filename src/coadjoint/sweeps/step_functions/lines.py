@@ -210,7 +210,22 @@ class CodeLines:
             length = self.all[part.line].shape[axis]
             scaled.append(self.times(part, c.part(axis, begin, length)))
             begin += length
-        return self.append(line._replace(arguments=(scaled, axis)))
+        return self.side_by_side(scaled, axis, line.shape)
+
+    def side_by_side(self, parts: Sequence[Moving], axis: int, shape: tuple[int, ...]) -> Moving:
+        """[y z]; if all are products, [y b  z c] = [y z] [b c]."""
+        factors = [self.factor(part) for part in parts]
+        pairs = [factor for factor in factors if factor is not None]
+        if len(pairs) < len(parts) or len({c.place for _, c in pairs}) > 1:
+            return self.append(CodeLine("cat", torch.cat, (list(parts), axis), {}, shape))
+        bare = [y for y, _ in pairs]
+        joined = self.append(CodeLine("cat", torch.cat, (bare, axis), {}, shape))
+
+        def compute(values: Replay) -> Tensor:
+            return torch.cat([c.at(values) for _, c in pairs], axis)
+
+        together = Constant(compute, shape, pairs[0][1].place)
+        return self.append(CodeLine("times", torch.mul, (joined, together), {}, shape))
 
     def negative(self, y: Moving) -> Moving | None:
         """-y as z (-c), if y is z c; None otherwise."""
@@ -227,13 +242,13 @@ class CodeLines:
         y_factor = self.factor(y)
         z_factor = self.factor(z)
         if y_factor is None or z_factor is None:
-            return self.side_by_side(y, z)
+            return self.filled(y, z)
         b, c = y_factor[1], z_factor[1]
         if y_factor[0] != z_factor[0] or b.place != c.place:
             return None
         return self.times(y_factor[0], c.derived(lambda values: b.at(values) + c.at(values)))
 
-    def side_by_side(self, y: Moving, z: Moving) -> Moving | None:
+    def filled(self, y: Moving, z: Moving) -> Moving | None:
         """Y + z if one fills the zeros of the other: two parts joined, two entries stacked."""
         a, b = self.all[y.line], self.all[z.line]
         if a.name != b.name or a.arguments[1:3] != b.arguments[1:3]:
@@ -257,8 +272,8 @@ class CodeLines:
             return None
         if spans[1][2] != 1:
             return None
-        parts = [a.arguments[0], b.arguments[0]]
-        return self.append(CodeLine("cat", torch.cat, (parts, axis), {}, a.shape))
+        parts = moving_in([a.arguments[0], b.arguments[0]])
+        return self.side_by_side(parts, axis, a.shape)
 
     def entries_stacked(self, a: CodeLine, b: CodeLine) -> Moving | None:
         """The sum of two entries of arrays of zeros, if they are all there are along an axis."""
@@ -316,9 +331,7 @@ class CodeLines:
                 parts += moving_in(line.arguments)
             else:
                 parts.append(part)
-        if len(parts) == 1:
-            return parts[0]
-        return self.append(CodeLine("cat", torch.cat, (parts, axis), {}, shape))
+        return parts[0] if len(parts) == 1 else self.side_by_side(parts, axis, shape)
 
 
 def tanh_slope(y: Tensor) -> Tensor:
