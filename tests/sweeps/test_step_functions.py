@@ -168,7 +168,8 @@ def tensors_of(net):
 
 
 def one_at_a_time(monkeypatch):
-    monkeypatch.setattr(step_run.Linearised, "of", staticmethod(lambda *_: None))
+    for name in ("of", "with_states"):
+        monkeypatch.setattr(step_run.Linearised, name, staticmethod(lambda *_: None))
 
 
 def objective(net, twice=False, hold=None):

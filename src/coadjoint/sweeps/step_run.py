@@ -59,12 +59,13 @@ class StepFunctionRun:
         pure: the step is known to do nothing but compute the state, so that it may be called again
         and without a graph of its own.
         """
-        worth_it = pure and rows.T >= LONG and is_small(rows, x0.shape[1])
+        worth_it = pure and rows.T >= LONG and rows.B > 1 and is_small(rows, x0.shape[1])
         if worth_it and torch.is_grad_enabled() and is_usual(rows, (*drive, x0)):
-            with torch.no_grad():
-                x = run_steps(step, rows, drive, x0, checked)
-            at = Linearised.of(step, rows, drive, x)
-            if at is not None:
+            swept = Linearised.with_states(step, rows, drive, x0)
+            if swept is not None:
+                at, x = swept
+                if checked:
+                    refuse_nonfinite(rows, x)
                 x = StepStates.apply(at, len(drive), (x,), x0, *drive, *at.tensors)
                 return StepFunctionRun(step, rows, drive, x, at)
         return StepFunctionRun(step, rows, drive, run_steps(step, rows, drive, x0, checked))
@@ -256,10 +257,15 @@ def run_steps(
         states.append(step(*[y[t] for y in drives], states[-1][:n]))
     x = torch.cat(states)
     if checked:
-        bad_rows = (~torch.isfinite(x.detach()).all(1)).nonzero()
-        if len(bad_rows):
-            raise range_error("the state", x.dtype, time_of_row(rows, int(bad_rows[0, 0])), rows)
+        refuse_nonfinite(rows, x)
     return x
+
+
+def refuse_nonfinite(rows: Rows, x: Tensor) -> None:
+    """Refuse states that are not finite, and name the first time step."""
+    bad_rows = (~torch.isfinite(x.detach()).all(1)).nonzero()
+    if len(bad_rows):
+        raise range_error("the state", x.dtype, time_of_row(rows, int(bad_rows[0, 0])), rows)
 
 
 class _Sources:

@@ -39,13 +39,17 @@ SAME = frozenset(
 
 
 class LinearCode:
-    """The map from a linear input to a result of a tape, step by step."""
+    """The map from one input to a result of a tape, step by step; a linear one, unless told."""
 
-    def __init__(self, tape: Tape, given: int, result: int, known: SharedConstants) -> None:
+    def __init__(
+        self, tape: Tape, given: int, result: int, known: SharedConstants, linear: bool = True
+    ) -> None:
         """given, result: numbers of values of the tape, with rows along axis 0.
 
         known: constants that several codes share; it is added to.
+        linear: refuse a result that is not linear in what is given.
         """
+        self.linear = linear
         self.known = known.by_number
         self.lines = CodeLines(known.slopes)
         self.values: dict[int, Moving | Constant] = {}  # by their numbers on the tape
@@ -80,7 +84,8 @@ class LinearCode:
         """Add the lines of a record whose arguments move."""
         arguments = [self._argument(tape, y) for y in record.arguments]
         keywords = {key: self._argument(tape, y) for key, y in record.keywords.items()}
-        refuse_if_not_linear(record.name, arguments, keywords)
+        if self.linear:
+            refuse_if_not_linear(record.name, arguments, keywords)
         at = SHAPED.get(record.name)
         results = [tape.values[number] for number in record.results]
         if at is not None:

@@ -34,6 +34,37 @@ BLOCK_ELEMENTS = 1 << 18  # entries of the states whose derivatives are computed
 SHORT = 4  # steps; shorter runs are differentiated sooner than written down
 
 
+class FewRows(NamedTuple):
+    """A call of the step with a few rows, which tells its operations."""
+
+    inputs: list[Tensor]
+    tape: Tape
+    found: Found
+    out: Tensor
+
+    @staticmethod
+    def of(step: StepFunction, inputs: Sequence[Tensor]) -> FewRows:
+        """Call the step with the first rows of its inputs."""
+        few = [y.detach()[:FEW].clone().requires_grad_() for y in inputs]
+        tape, found, out = written_down(step, few)
+        if tape.values[tape.number_of(out)].place != RowAxis(0):
+            raise MixesRows("a result without rows")
+        refuse_if_elsewhere(out, [*few, *found.copies])
+        return FewRows(few, tape, found, out)
+
+    def states(self, rows: Rows, drive: Sequence[Tensor], x0: Tensor) -> Tensor:
+        """The states [B + N, n] of a run, by code: what does not depend on them first, at once."""
+        number = self.tape.number_of
+        given = number(self.inputs[-1])
+        code = LinearCode(self.tape, given, number(self.out), SharedConstants(), linear=False)
+        with torch.no_grad():
+            slopes = code.slopes(Replay(self.tape, drive), rows.sizes)
+            states = [x0.contiguous()]
+            for n, constants in zip(rows.sizes, slopes, strict=True):
+                states.append(code.step(states[-1][:n], constants, n))
+            return torch.cat(states)
+
+
 class StepGraph(NamedTuple):
     """A call of the step with the rows of several time steps, which torch can differentiate."""
 
@@ -57,17 +88,18 @@ class Linearised:
         rows: Rows,
         drive: Sequence[Tensor],
         x: Tensor,
+        few: FewRows | None = None,
     ) -> None:
-        """x: the states [B + N, n]. MixesRows, or any error of the step, if it cannot be done."""
+        """x: the states [B + N, n]. MixesRows, or any error of the step, if it cannot be done.
+
+        few: a call with the first rows, if there has been one.
+        """
         self.step = step
         self.rows = rows
         self.inputs = [y.detach() for y in (*drive, rows.prev(x))]
-        few = [y[:FEW].clone().requires_grad_() for y in self.inputs]
-        self._tape, found, self._out = written_down(step, few)
-        self._few = few
-        if self._tape.values[self._tape.number_of(self._out)].place != RowAxis(0):
-            raise MixesRows("a result without rows")
-        refuse_if_elsewhere(self._out, [*few, *found.copies])
+        self._few = FewRows.of(step, self.inputs) if few is None else few
+        self._tape = self._few.tape
+        found = self._few.found
         self.tensors = found.tensors
         self.copies = found.copies
         self._versions = list(map(change_count, self.tensors))
@@ -118,6 +150,18 @@ class Linearised:
             # One step at a time, it shows what is wrong, if something is.
             return None
 
+    @staticmethod
+    def with_states(
+        step: StepFunction, rows: Rows, drive: Sequence[Tensor], x0: Tensor
+    ) -> tuple[Linearised, Tensor] | None:
+        """Likewise, with the states of the run, which is made by code; None as above."""
+        try:
+            few = FewRows.of(step, [*(y[: rows.B] for y in drive), x0])
+            x = few.states(rows, [y.detach() for y in drive], x0.detach())
+            return Linearised(step, rows, drive, x, few), x
+        except Exception:
+            return None
+
     def prepare(self, twice: bool) -> bool:
         """Write the code of `pull`, and of `push` if `twice`; False where that cannot be done.
 
@@ -140,14 +184,15 @@ class Linearised:
         `push` is None if it cannot be written.
         """
         tape = self._tape
-        x = self._few[-1]
-        lam = torch.ones_like(self._out).requires_grad_()
+        x = self._few.inputs[-1]
+        out = self._few.out
+        lam = torch.ones_like(out).requires_grad_()
         mu = torch.ones_like(x)
         tape.note(lam, RowAxis(0))
         tape.note(mu, RowAxis(0))
         known = SharedConstants()
         with torch.enable_grad(), tape:
-            (pulled,) = torch.autograd.grad(self._out, x, lam, create_graph=True)
+            (pulled,) = torch.autograd.grad(out, x, lam, create_graph=True)
         pull = LinearCode(tape, tape.number_of(lam), tape.number_of(pulled), known)
         if not twice:
             return pull, None

@@ -87,6 +87,9 @@ QUICK: dict[str, Operator] = {
     "add": torch.add,
     "sub": torch.sub,
     "neg": torch.neg,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "rsub": torch.rsub,
     "mm": torch.mm,
     "bmm": torch.bmm,
     "cat": torch.cat,
@@ -218,7 +221,7 @@ class CodeLines:
         pairs = [factor for factor in factors if factor is not None]
         if len(pairs) < len(parts) or len({c.place for _, c in pairs}) > 1:
             return self.append(CodeLine("cat", torch.cat, (list(parts), axis), {}, shape))
-        bare = [y for y, _ in pairs]
+        bare = self.flattened([y for y, _ in pairs], axis)
         joined = self.append(CodeLine("cat", torch.cat, (bare, axis), {}, shape))
 
         def compute(values: Replay) -> Tensor:
@@ -226,6 +229,15 @@ class CodeLines:
 
         together = Constant(compute, shape, pairs[0][1].place)
         return self.append(CodeLine("times", torch.mul, (joined, together), {}, shape))
+
+    def flattened(self, parts: Sequence[Moving], axis: int) -> list[Moving]:
+        """The same parts, and in place of those joined along this axis what they are joined of."""
+        flat: list[Moving] = []
+        for part in parts:
+            line = self.all[part.line]
+            is_joined = line.name == "cat" and line.arguments[1] == axis
+            flat += moving_in(line.arguments) if is_joined else [part]
+        return flat
 
     def negative(self, y: Moving) -> Moving | None:
         """-y as z (-c), if y is z c; None otherwise."""
@@ -324,13 +336,7 @@ class CodeLines:
         if not all(isinstance(part, Moving) for part in given):
             return None
         axis %= len(shape)
-        parts: list[Moving] = []
-        for part in given:
-            line = self.all[part.line]
-            if line.name == "cat" and line.arguments[1] == axis:
-                parts += moving_in(line.arguments)
-            else:
-                parts.append(part)
+        parts = self.flattened(given, axis)
         return parts[0] if len(parts) == 1 else self.side_by_side(parts, axis, shape)
 
 
