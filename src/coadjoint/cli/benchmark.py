@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     "coadjoint bench --device cuda --json bench.json",
     "coadjoint bench --cells lstm --sizes 300x32x100 --peers torch",
     "coadjoint bench --cells mlp",
+    "coadjoint bench --rows own-loop,training-step --cells lstm",
     "coadjoint bench --explain",
 )
 def bench(
@@ -29,13 +30,20 @@ def bench(
     cells: Optional[str] = typer.Option(
         None,
         "--cells",
-        help="elman,lstm,gru,nn.RNN,nn.LSTM,nn.GRU,mlp,hessian-free (default: all)",
+        help="elman, lstm, gru, nn.RNN, nn.LSTM, nn.GRU, mlp, hessian-free (default: all)",
+    ),
+    rows: Optional[str] = typer.Option(
+        None,
+        "--rows",
+        help="gradient, own-loop, gradient-penalty, one-step, training-step (default: all)",
     ),
     sizes: Optional[str] = typer.Option(
-        None, "--sizes", help="steps (mlp: layers) x samples x units: 100x20x50,200x64x128"
+        None,
+        "--sizes",
+        help="steps (mlp: layers; one-step: always 1) x samples x units: 100x20x50,200x64x128",
     ),
     peers: Optional[str] = typer.Option(
-        None, "--peers", help="torch,autograd,jax (default: all), or none"
+        None, "--peers", help="torch,autograd,jax,flashrnn (default: all that are here), or none"
     ),
     repeat: Optional[int] = typer.Option(
         None, "--repeat", help="number of rounds; the median is reported"
@@ -56,45 +64,59 @@ def bench(
     write: Optional[Path] = typer.Option(
         None, "--write", help="replace this device's section in a Markdown file"
     ),
+    section: Optional[str] = typer.Option(
+        None,
+        "--section",
+        metavar="NAME",
+        help="replace the section of this name instead (another machine, part of the rows)",
+    ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="print the results only, no progress"),
 ) -> None:
-    """Time gradients against torch.nn, autograd and JAX, and against the limits of this machine.
+    """Time gradients against other libraries, and against the limits of this machine.
 
     Plain, penalised and double gradients are timed, all from the same weights. For mlp, a network
     of 30 tanh layers, "costs" is the penalised gradient in plain ones, and "vs autograd loop" says
     how much longer torch takes for the same by differentiating twice.
+
+    Other rows have a limit, the largest ratio of our time to a peer's that is wanted, and say
+    whether it is met: own-loop (costates, a penalty, backward()) and training-step of elman, lstm
+    and gru, gradient-penalty and one-step of nn.RNN, nn.LSTM and nn.GRU.
     """
     from ..training import files
-    from .bench import measure, problems, tables
+    from .bench import options, problems, tables
 
     if threads is not None and device == "cuda":
         raise ConfigError("--threads applies to --device cpu only.")
     chosen_sizes: tuple[problems.Size, ...] = ()
     if sizes is not None:
-        chosen_sizes = measure.parse_sizes(sizes)
+        chosen_sizes = options.parse_sizes(sizes)
     if quick:
         chosen_sizes = chosen_sizes or problems.SIZES.get(device or "cpu", ())[:1]
         repeat = repeat or 3
     if explain:
         devices = [device] if device else list(problems.SIZES)
-        names = tuple(problems.MODULES) if cells is None else measure.parse_names(cells)
+        names = tuple(problems.MODULES) if cells is None else options.parse_names(cells)
         for line in tables.explain_engines(devices, names, chosen_sizes):
             print_escaped(line)
         return
     # Only the flags that were given are passed on: BenchOptions has defaults for the rest.
     given: dict[str, object] = {"device": device or "cpu", "sizes": chosen_sizes}
     if cells is not None:
-        given["cells"] = measure.parse_names(cells)
+        given["cells"] = options.parse_names(cells)
     if peers is not None:
-        given["peers"] = measure.parse_names(peers)
+        given["peers"] = options.parse_names(peers)
     if repeat is not None:
         given["repeat"] = repeat
     if threads is not None:
         given["threads"] = threads
-    options = measure.BenchOptions(**given)  # type: ignore[arg-type]
+    if rows is not None:
+        given["rows"] = options.parse_names(rows)
+    if section is not None:
+        given["section"] = section
+    chosen = options.BenchOptions(**given)  # type: ignore[arg-type]
     refuse_if_no_folder(json, write)
     with ProgressReporter(quiet, "bench", sys.stderr) as report:
-        result = tables.run_bench(options, report)
+        result = tables.run_bench(chosen, report)
     if json == "-":
         print(result.json(), end="")
     else:
@@ -126,11 +148,11 @@ def refuse_if_no_folder(json: str | None, write: Path | None) -> None:
 
 def print_result(result: BenchResult) -> None:
     """Print the machine, the table and its notes; nothing if nothing was measured."""
-    if not result.rows and not result.steps:
+    if not result.rows and not result.steps and not result.goals:
         return
     print_escaped(f"{result.machine_line()}\n")
-    if result.rows:
-        print_table(*result.table())
+    for heads, lines in result.tables():
+        print_table(heads, lines)
         print()
     for note in result.notes():
         print_escaped(note)

@@ -164,6 +164,14 @@ class Evaluation:
     temporal_components = components
 
 
+def read_numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """Return the values of scalars, read together from a GPU: each reading waits for the device."""
+    if not any(y.is_cuda for y in scalars):
+        return [float(y) for y in scalars]
+    values: list[float] = torch.stack([y.double() for y in scalars]).tolist()
+    return values
+
+
 def name_gradients(parameters: dict[str, nn.Parameter], grads: Sequence[Tensor | None]) -> Gradient:
     """Return `grads` under the names of their parameters, with zeros in place of None."""
     gradient = {}

@@ -15,7 +15,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from ..errors import Unsupported
-from ..gradients.evaluation import Evaluation, Gradient
+from ..gradients.evaluation import Evaluation, Gradient, read_numbers
 from ..gradients.temporal import Temporal
 from ..networks.layerwise import Layerwise, ScaledTerms
 
@@ -28,7 +28,7 @@ def dot(a: Gradient, b: Gradient) -> float:
 def norm(g: Gradient) -> float:
     """||g|| over all parameters, in float64."""
     parts = [torch.linalg.vector_norm(y, dtype=torch.float64) for y in g.values()]
-    return math.hypot(*map(float, parts))
+    return math.hypot(*read_numbers(parts))
 
 
 def steepest(e: Evaluation, rng: np.random.Generator) -> Gradient:

@@ -27,6 +27,7 @@ from ..networks.interface import Net
 from ..networks.ridge import Ridge
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from ..sweeps.torch_internals import named_parameters
 from .curvature import Curvature
 from .directions import dot, norm
 from .hessian_free import HessianFree
@@ -67,7 +68,7 @@ class Point:
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are trained, by name."""
-        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+        return {name: p for name, p in named_parameters(self.net) if p.requires_grad}
 
     def put(self, weights: Gradient, move: Gradient | None = None, a: float = 0.0) -> None:
         """Set the weights: theta <- weights + a move."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalError
-from ..gradients.evaluation import Evaluation, Gradient
+from ..gradients.evaluation import Evaluation, Gradient, read_numbers
 from ..gradients.method import trained_parameters
 from ..gradients.penalised import Penalised
 from ..gradients.shared import unshared
@@ -122,11 +122,17 @@ class StepEvaluator:
         names = evaluations[-1].gradient.keys()
         gradient = mean_gradient(names, weights, [each.gradient for each in evaluations])
         direction = gradient if steepest else mean_gradient(names, weights, directions)
+        means = (
+            weighted_mean(weights, [each.loss for each in evaluations]),
+            weighted_mean(weights, [each.penalty for each in evaluations]),
+            weighted_mean(weights, [each.objective for each in evaluations]),
+        )
+        loss, penalty, objective = read_numbers(means)
         return StepResult(
-            loss=float(weighted_mean(weights, [each.loss for each in evaluations])),
-            penalty=float(weighted_mean(weights, [each.penalty for each in evaluations])),
+            loss=loss,
+            penalty=penalty,
             rho=evaluations[-1].rho,
-            objective=float(weighted_mean(weights, [each.objective for each in evaluations])),
+            objective=objective,
             gradient=gradient,
             direction=direction,
         )
@@ -266,6 +272,15 @@ def weighted_mean(weights: Sequence[float], values: Sequence[Tensor]) -> Tensor:
     for weight, value in zip(weights, values, strict=True):
         mean = mean + weight * value
     return mean
+
+
+def nonfinite_names(parameters: Mapping[str, Tensor]) -> list[str]:
+    """The names of the parameters that have an entry which is not finite."""
+    # A sum is finite only if all of its terms are. It may overflow where they are finite.
+    sums = read_numbers([p.detach().sum() for p in parameters.values()])
+    if all(map(math.isfinite, sums)):
+        return []
+    return [name for name, p in parameters.items() if not torch.isfinite(p).all()]
 
 
 def mean_gradient(

@@ -15,6 +15,7 @@ from ..gradients.shared import Shared
 from ..networks.interface import Net
 from ..optimisers.directions import distance
 from ..optimisers.recipes import WITHOUT_STEP_SIZE
+from ..sweeps.torch_internals import named_parameters
 from ..tasks.data import Data
 from ..tasks.task import Task
 from . import json_rows, schemas
@@ -28,7 +29,7 @@ from .plan import TrainingPlan
 from .progress import Progress, Result, summarise_distances
 from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_part
 from .run_folder import RunFolder
-from .step import StepEvaluator, StepResult
+from .step import StepEvaluator, StepResult, nonfinite_names
 from .storage import Checkpoint
 from .validation import collect_findings
 from .watch import Watch
@@ -77,7 +78,7 @@ class Training:
             return
         direction, clipped = self.evaluator.clip(result.direction, self.step)
         rate = recipe.lr * recipe.schedule(self.step - 1, self.plan.steps) * self.progress.factor
-        parameters = dict(self.net.named_parameters())
+        parameters = dict(named_parameters(self.net))
         before = {name: p.detach().clone() for name, p in parameters.items()}
         point = self.evaluator.point(self.step - 1, result, direction)
         try:
@@ -86,7 +87,7 @@ class Training:
             self.net.load_state_dict(before, strict=False)  # not strict: buffers are left alone
             self.reject_step(str(error))
             return
-        faulty = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
+        faulty = nonfinite_names(parameters)
         if faulty:  # cannot be skipped: the optimiser's state is lost, too
             names = ", ".join(faulty)
             self.undo_step(

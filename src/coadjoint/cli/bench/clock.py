@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ TURN_MS = 50.0  # of one turn
 ALL_TURNS_MS = 3000.0  # of all turns of a slow contender
 MOST_CALLS = 20  # in one turn
 FEWEST_TURNS = 3  # enough for a median
+SAME_GRADIENT = 0.05  # gradients further apart than this, tf32 or not, are of different functions
 INSIDE = (True, False)  # JAX multiplies the inputs inside the scan, or before it
 
 Key = TypeVar("Key", bound=Hashable)
@@ -99,19 +100,23 @@ def time_in_turns(
     rounds: int,
     device: str,
     tick: Callable[[float], None] = ignore_progress,
+    turn_ms: float | None = None,
+    all_turns_ms: float = ALL_TURNS_MS,
 ) -> dict[Key, list[float]]:
     """Milliseconds of a call, for each turn of each contender.
 
-    In every round each contender has one turn, with as many calls as fill it. A slow contender sits
-    out the later rounds. tick: told the share of the rounds that are done.
+    In every round each contender has one turn, with as many calls as fill turn_ms (by default
+    TURN_MS). One that has used all_turns_ms sits out the later rounds. tick: told the share of the
+    rounds that are done.
     """
+    turn_ms = TURN_MS if turn_ms is None else turn_ms
     calls: dict[Key, int] = {}
     turns: dict[Key, int] = {}
     times: dict[Key, list[float]] = {}
     for key, run in runs.items():
         ms = max(time_calls(run, 1, device), 1e-3)  # a clock may say 0, which cannot divide
-        calls[key] = max(1, min(MOST_CALLS, int(TURN_MS / ms)))
-        turns[key] = min(rounds, max(FEWEST_TURNS, int(ALL_TURNS_MS / ms)))
+        calls[key] = max(1, min(MOST_CALLS, int(turn_ms / ms)))
+        turns[key] = min(rounds, max(FEWEST_TURNS, int(all_turns_ms / ms)))
         times[key] = []
     for i in range(rounds):
         for key, run in runs.items():
@@ -119,6 +124,11 @@ def time_in_turns(
                 times[key].append(time_calls(run, calls[key], device))
         tick((i + 1) / rounds)
     return times
+
+
+def fastest_fifth(times: Sequence[float]) -> float:
+    """The time that a fifth of the turns stay below: longer ones may have been disturbed."""
+    return sorted(times)[len(times) // 5]
 
 
 def best_time(run: Callable[[], object], device: str, turns: int = 5) -> float:
@@ -140,9 +150,11 @@ def finite_or_none(value: float) -> float | None:
 
 
 def format_ms(ms: float | None) -> str:
-    """Milliseconds in three digits: "123", "12.3" or "1.23"; "" for None."""
+    """Milliseconds in three digits: "123", "12.3", "1.23" or "0.0123"; "" for None."""
     if ms is None:
         return ""
+    if ms < 0.1:
+        return f"{ms:.4f}"
     if ms >= 100:
         return f"{ms:.0f}"
     if ms >= 10:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import os
-import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
-
-from ...errors import InputError, MissingError, choose
-from .clock import finite_or_none, first_line, relative_difference, time_in_turns
-from .hessian_free_step import HESSIAN_FREE, HESSIAN_FREE_SIZE
-from .limits import flops, formula_of, gemm_rate, layer_inputs, traffic
-from .mlp import MLP, MLP_SIZES
-from .problems import (
-    OURS,
-    PEERS,
-    PRODUCTS,
-    SIZES,
-    Run,
-    Size,
-    size_text,
+from .clock import (
+    SAME_GRADIENT,
+    finite_or_none,
+    first_line,
+    relative_difference,
+    time_in_turns,
 )
+from .goals import GOAL_SIZES, GRADIENT, JAX_LIMIT, LARGEST_LIMITED, GoalRow
+from .limits import flops, formula_of, gemm_rate, layer_inputs, traffic
+from .options import BenchOptions
+from .problems import MODULES, OURS, PRODUCTS, Run, Size, size_text
 from .subjects import SUBJECTS, Problem
 
 Tick = Callable[[float, int, str | None], None]  # rows done, of how many, text to show
@@ -39,7 +31,6 @@ DEVICE_NOTES = {
     ),
 }
 QUIET_SHARE = 0.9  # a process that had less of its core was disturbed
-SAME_GRADIENT = 0.05  # gradients further apart than this, tf32 or not, are of different functions
 
 
 @dataclass(frozen=True)
@@ -102,6 +93,34 @@ class BenchRow:
         # so many for each layer and direction
         sweeps = PRODUCTS[kind][0] * len(layer_inputs(self.cell, self.size))
         return 1e3 * self.ms[kind][OURS] / (sweeps * self.size[0])
+
+    def goals(self, device: str) -> list[GoalRow]:
+        """The gradients of a network against the peers that have a limit, or are named with them.
+
+        On a GPU our plain and penalised gradients against cuDNN's plain one in float32, and without
+        a limit against tf32 and FlashRNN. On a CPU those of a small elman against JAX's.
+        """
+        if self.cell not in MODULES:
+            return []
+        limit = 1.0 if self.size[2] <= LARGEST_LIMITED else None
+        found = []
+        for kind in self.ms:
+            found.append(self._goal(kind, "cuDNN float32", "plain", limit))
+            found.append(self._goal(kind, "cuDNN tf32", "plain", None))
+        found.append(self._goal("plain", "FlashRNN bf16", "plain", None))
+        if device == "cpu" and self.cell == "elman" and self.size in GOAL_SIZES[device]:
+            for kind in self.ms:
+                found.append(self._goal(kind, "JAX scan", kind, JAX_LIMIT))
+        return [goal for goal in found if goal is not None]
+
+    def _goal(self, kind: str, peer: str, peer_kind: str, limit: float | None) -> GoalRow | None:
+        """Our gradient of one kind against a peer's of another; None if the peer has none here."""
+        theirs = self.ms[peer_kind].get(peer)
+        if theirs is None:
+            return None
+        name = f"{peer}, {peer_kind}"
+        ours = self.ms[kind][OURS]
+        return GoalRow(GRADIENT, self.cell, self.size, self.engine, kind, name, ours, theirs, limit)
 
     def describe_failures(self) -> list[str]:
         """Peers that failed, or whose gradient is not ours, in words."""
@@ -223,121 +242,3 @@ def compare_gradients(
         if name != OURS:
             differs[kind][name] = relative_difference(gradients[kind, OURS], gradient)
     return differs
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """What to measure; `sizes` () are the device's own, `threads` are those of a CPU."""
-
-    device: str = "cpu"
-    cells: tuple[str, ...] = (*SUBJECTS, HESSIAN_FREE)
-    sizes: tuple[Size, ...] = ()
-    peers: tuple[str, ...] = tuple(PEERS)
-    repeat: int = 9
-    threads: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be measured, and fill in the sizes of the device."""
-        choose("device", self.device, SIZES)
-        for name in self.cells:
-            choose("cell", name, (*SUBJECTS, HESSIAN_FREE))
-        for name in self.peers:
-            choose("peer", name, PEERS)
-        if not self.cells:
-            known = ", ".join((*SUBJECTS, HESSIAN_FREE))
-            raise InputError(f"no cell to measure; choose from {known}.")
-        if self.cells == (HESSIAN_FREE,) and self.device != "cpu":
-            raise InputError(f"'{HESSIAN_FREE}' is measured on a CPU; got device '{self.device}'.")
-        if not self.sizes:
-            object.__setattr__(self, "sizes", SIZES[self.device])
-        if self.repeat < 1:
-            raise InputError(f"repeat must be at least 1; got {self.repeat}.")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise MissingError("device 'cuda': torch finds no GPU here. Use device 'cpu'.")
-        most = len(available_cores())
-        if self.device == "cpu" and not 1 <= self.threads <= most:
-            raise InputError(
-                f"threads must lie in 1..{most}, the cores of this process; got {self.threads}."
-            )
-
-    @property
-    def steps(self) -> tuple[Size, ...]:
-        """The sizes of Hessian-free steps: one of their own, unless sizes were asked for."""
-        if HESSIAN_FREE not in self.cells or self.device != "cpu":
-            return ()
-        return (HESSIAN_FREE_SIZE,) if self.sizes == SIZES[self.device] else self.sizes
-
-    def sizes_of(self, cell: str) -> tuple[Size, ...]:
-        """The sizes of one cell: a deep network has its own, unless sizes were asked for."""
-        if cell == MLP and self.sizes == SIZES[self.device]:
-            return MLP_SIZES
-        return self.sizes
-
-    @property
-    def command(self) -> str:
-        """The command line that asks for these options; defaults are left out."""
-        words = [f"coadjoint bench --device {self.device}"]
-        if self.sizes != SIZES[self.device]:
-            words.append("--sizes " + ",".join(map(size_text, self.sizes)))
-        if self.cells != BenchOptions.cells:
-            words.append(f"--cells {','.join(self.cells) or 'none'}")
-        if self.peers != BenchOptions.peers:
-            words.append(f"--peers {','.join(self.peers) or 'none'}")
-        if self.repeat != BenchOptions.repeat:
-            words.append(f"--repeat {self.repeat}")
-        if self.threads != BenchOptions.threads:
-            words.append(f"--threads {self.threads}")
-        return " ".join(words)
-
-
-def parse_sizes(text: str) -> tuple[Size, ...]:
-    """Sizes of the command line: '100x20x50,200x64x128' gives ((100, 20, 50), (200, 64, 128))."""
-    sizes = []
-    for word in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,9})x([0-9]{1,9})x([0-9]{1,9})\s*", word)
-        T, B, d = map(int, match.groups()) if match else (0, 0, 0)  # zeros are refused below
-        if T < 2 or B < 1 or d < 1:
-            raise InputError(
-                "a size is TxBxd (steps, at least 2; samples; units), "
-                f"as in 100x20x50,200x64x128; got '{word}'."
-            )
-        sizes.append((T, B, d))
-    return tuple(sizes)
-
-
-def parse_names(text: str) -> tuple[str, ...]:
-    """Names of the command line: 'elman,gru' gives ('elman', 'gru'), 'none' gives ()."""
-    if text.strip() in ("", "none"):
-        return ()
-    names = [name.strip() for name in text.split(",")]
-    return tuple(dict.fromkeys(names))
-
-
-def available_cores() -> set[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    return set(range(os.cpu_count() or 1))
-
-
-@contextlib.contextmanager
-def pinned_threads(options: BenchOptions) -> Iterator[None]:
-    """Run with the threads asked for, each on its own core; afterwards as before.
-
-    On a GPU nothing is pinned. Cores are taken from the last one down: the first one often serves
-    the system.
-    """
-    if options.device != "cpu":
-        yield
-        return
-    threads_before = torch.get_num_threads()
-    cores = available_cores()
-    torch.set_num_threads(options.threads)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, set(sorted(cores)[-options.threads :]))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads_before)
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, cores)

@@ -9,6 +9,7 @@
                    no double gradient: that is torch.nn's without cuDNN
     autograd       a Python loop over torch's fused cells, differentiated twice (penalised)
     jax            a compiled scan: its gradient (plain), the gradient of its gradient (penalised)
+    flashrnn       FlashRNN's fused kernels in bfloat16, on a GPU (plain)
     hessian-free   one step of co.hessian_free, compared with its unavoidable parts: for each
                    iteration of conjugate gradients a tangent, an adjoint and their two weight
                    products, and the gradient; elman, on a CPU
@@ -41,6 +42,7 @@ from ...nn import modules
 from ...objectives.batch import Batch
 from ...sweeps.torch_internals import fused_cell
 from .clock import INSIDE, best_time, tf32
+from .flashrnn_kernels import FLASHRNN, last_output, load_flashrnn
 
 Size = tuple[int, int, int]  # T, B, d
 Run = Callable[[], Mapping[str, object]]  # one gradient, by parameter name
@@ -178,7 +180,7 @@ def torch_nn(p: NetworkProblem) -> Contenders:
         return {"torch.nn": {"plain": plain}}
     return {
         "cuDNN tf32": {"plain": functools.partial(plain_with, True)},
-        "cuDNN": {"plain": functools.partial(plain_with, False)},
+        "cuDNN float32": {"plain": functools.partial(plain_with, False)},
     }
 
 
@@ -299,10 +301,24 @@ def jax_cell(jax: JAX, name: str, d: int) -> Callable[[JAX, JAX, JAX, JAX], JAX]
     return {"elman": elman, "lstm": lstm, "gru": gru}[name]
 
 
+def flashrnn(p: NetworkProblem) -> Contenders:
+    """The plain gradient by FlashRNN's kernels; they are compiled here, which may fail."""
+    kernel = load_flashrnn(p.device)
+    parameters = {name: w.clone().requires_grad_() for name, w in p.weights.items()}
+
+    def plain() -> dict[str, Tensor]:
+        h = last_output(kernel, p.cell, p.u, parameters)
+        logits = h @ parameters["V"].T + parameters["b_o"]
+        return gradient_by_name(cross_entropy(logits, p.y), parameters)
+
+    return {"FlashRNN bf16": {"plain": plain}}
+
+
 PEERS: dict[str, Callable[[NetworkProblem], Contenders]] = {
     "torch": torch_nn,
     "autograd": autograd_loop,
     "jax": jax_scan,
+    FLASHRNN: flashrnn,
 }
 
 
@@ -375,7 +391,7 @@ class ModuleProblem:
         # tf32 is cuDNN's default, so it also competes with our plain gradient in float32
         return {
             "cuDNN tf32": {"plain": in_tf32, "plain tf32": in_tf32},
-            "cuDNN": {"plain": plain},
+            "cuDNN float32": {"plain": plain},
             "torch.nn without cuDNN": {"double": self.double_without_cudnn},
         }
 

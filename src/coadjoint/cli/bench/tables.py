@@ -10,7 +10,7 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,19 +22,41 @@ from ...errors import InputError, MissingError, StorageError, choose, error_text
 from ...sweeps import engines
 from ...training import files
 from .clock import format_ms, tf32
+from .flashrnn_kernels import FLASHRNN, explain_flashrnn, load_flashrnn
+from .goals import (
+    GRADIENT_PENALTY,
+    ONE_STEP,
+    OWN_LOOP,
+    TRAINING_STEP,
+    Contests,
+    GoalRow,
+    goal_notes,
+    goal_table,
+    measure_goals,
+)
 from .hessian_free_step import HESSIAN_FREE, HessianFreeStep, measure_step
 from .limits import formula_of, measure_limits
 from .measure import (
     DEVICE_NOTES,
     QUIET_SHARE,
-    BenchOptions,
     BenchRow,
     Tick,
     measure_row,
-    pinned_threads,
 )
+from .one_step import one_step
+from .options import BenchOptions, pinned_threads
 from .problems import FORMULAS, OURS, RHO, SIZES, Size, load_jax
 from .subjects import SUBJECTS
+from .training_step import training_step
+from .user_loops import gradient_penalty, own_loop
+
+# the contests of a row: of a cell at a size on a device, with the peers that take part
+CONTESTS: dict[str, Callable[[str, Size, str, tuple[str, ...]], Contests]] = {
+    OWN_LOOP: own_loop,
+    GRADIENT_PENALTY: gradient_penalty,
+    ONE_STEP: one_step,
+    TRAINING_STEP: training_step,
+}
 
 RATIO_NOTE = (
     "vs: the peer's time divided by ours; above 1x ours is faster. * compares with the peer's "
@@ -72,6 +94,7 @@ The time of one training gradient, ours and the peers', measured in one run;
 machine it names, and is replaced by the next run on a device of that kind. The row `mlp` is a deep
 network, with layers for T: 30 tanh layers of 64 units, penalised over depth. Two ratios of it have
 a goal on a CPU: it costs at most 2.3 plain gradients, and autograd takes at least twice as long.
+Rows with a limit say whether our time, divided by the peer's, is at most that.
 """
 
 
@@ -87,6 +110,7 @@ class BenchResult:
     missing: dict[str, str] = field(default_factory=dict)  # peers that are not here, and why
     interrupted: bool = False
     core_share: float = 1.0  # of its one core that this process had; 1 if there are more
+    goals: tuple[GoalRow, ...] = ()  # the rows with a limit
 
     def json(self) -> str:
         """All results as JSON."""
@@ -103,6 +127,7 @@ class BenchResult:
             "share of its core": self.core_share,
             "rows": [row.to_dict() for row in self.rows],
             HESSIAN_FREE: [step.to_dict() for step in self.steps],
+            "rows with limits": [goal.to_dict() for goal in self.goals],
         }
         return json.dumps(data, indent=1) + "\n"
 
@@ -120,6 +145,10 @@ class BenchResult:
                 heads = list(cells)
                 lines.append(list(cells.values()))
         return heads, lines
+
+    def tables(self) -> list[tuple[list[str], list[list[str]]]]:
+        """The tables of gradients and of rows with a limit, without one that is empty."""
+        return [table for table in (self.table(), goal_table(self.goals)) if table[1]]
 
     def _cells(self, row: BenchRow, kind: str, peers: list[str]) -> dict[str, str]:
         """The cells of one line, {head: text}; kind: of gradient, peers: of the whole table."""
@@ -147,22 +176,23 @@ class BenchResult:
             notes.append(f"peer '{peer}' left out: {why}")
         for row in self.rows:
             notes += row.describe_failures()
+        notes += goal_notes(self.goals)
+        if self.core_share < QUIET_SHARE:
+            notes.append(BUSY_NOTE.format(share=self.core_share))
         return notes
 
     def _column_notes(self) -> list[str]:
-        """What the columns mean on this device, and a warning if the machine was busy."""
+        """What the columns of the gradients mean on this device."""
         device = self.options.device
         gemm = GEMM_NOTE.format(rate=GEMM_RATES[device], more=DEVICE_NOTES[device])
         notes = [RATIO_NOTE, gemm, DIFFERENCE_NOTE]
         has_modules = any(row.cell in FORMULAS for row in self.rows)
         if device == "cuda" and has_modules:
             notes.append(TF32_NOTE)
-        if "jax" in self.options.peers and "jax" not in self.missing:
+        if any("JAX scan" in row.peers for row in self.rows):
             if device == "cuda":
                 notes.append(JAX_TF32_NOTE)
             notes.append(JAX_NOTE)
-        if self.core_share < QUIET_SHARE:
-            notes.append(BUSY_NOTE.format(share=self.core_share))
         return notes
 
     def machine_line(self) -> str:
@@ -184,11 +214,12 @@ class BenchResult:
 
     def markdown(self) -> str:
         """The section of this device in RESULTS.md."""
-        heads, lines = self.table()
         title = "GPU" if self.options.device == "cuda" else "CPU"
+        if self.options.section:
+            title += f": {self.options.section}"
         text = [f"## {title}", "", f"Written by `{self.options.command}`.", ""]
         text += [f"{self.machine_line()}.", ""]
-        if lines:
+        for heads, lines in self.tables():
             text += [markdown_row(heads), "|---" * len(heads) + "|"]
             text += [*map(markdown_row, lines), ""]
         text += [f"- {note}" for note in self.notes()]
@@ -228,12 +259,12 @@ def run_bench(options: BenchOptions, tick: Tick = ignore_progress) -> BenchResul
     limits: dict[str, float] = {}
     about: dict[str, object] = {}
     interrupted = False
-    cells = [cell for cell in options.cells if cell != HESSIAN_FREE]
-    grid = [(cell, size) for cell in cells for size in options.sizes_of(cell)]
-    total = len(grid) + len(options.steps)
+    goals: list[GoalRow] = []
+    done = 0
+    total = len(options.grid) + len(options.steps) + len(options.goals)
 
     def tick_share(share: float) -> None:
-        tick(len(rows) + share, total, None)
+        tick(done + share, total, None)
 
     wall_start = time.perf_counter()
     cpu_start = time.process_time()
@@ -244,13 +275,23 @@ def run_bench(options: BenchOptions, tick: Tick = ignore_progress) -> BenchResul
             for peer, why in missing.items():
                 tick(0, total, f"peer '{peer}' left out: {why}")
             limits = measure_limits(options.device)
-            for cell, size in grid:
+            for cell, size in options.grid:
                 row = measure_row(cell, size, present, limits, tick_share)
                 rows.append(row)
-                tick(len(rows), total, "; ".join([summarise_row(row), *row.describe_failures()]))
+                goals += row.goals(options.device)
+                done += 1
+                tick(done, total, "; ".join([summarise_row(row), *row.describe_failures()]))
             for size in options.steps:
                 steps.append(measure_step(size, options.repeat))
-                tick(len(rows) + len(steps), total, str(steps[-1]))
+                done += 1
+                tick(done, total, str(steps[-1]))
+            for name, cell, size in options.goals:
+                contests = CONTESTS[name](cell, size, options.device, present.peers)
+                found = measure_goals(name, contests, options.repeat, options.device, tick_share)
+                goals += found
+                done += 1
+                for goal in found:
+                    tick(done, total, str(goal))
         except KeyboardInterrupt:
             interrupted = True
             about = about or describe_machine(options.device)  # Ctrl-C may come before it is known
@@ -260,22 +301,34 @@ def run_bench(options: BenchOptions, tick: Tick = ignore_progress) -> BenchResul
         busy = (time.process_time() - cpu_start) / (time.perf_counter() - wall_start)
         core_share = min(1.0, busy)
     return BenchResult(
-        options, about, limits, tuple(rows), tuple(steps), missing, interrupted, core_share
+        options,
+        about,
+        limits,
+        tuple(rows),
+        tuple(steps),
+        missing,
+        interrupted,
+        core_share,
+        tuple(goals),
     )
 
 
 def drop_missing_peers(options: BenchOptions) -> tuple[BenchOptions, dict[str, str]]:
     """The options without the peers that this machine lacks, and {peer: why it lacks them}.
 
-    The other peers are made of torch, which is always here.
+    The other peers are made of torch, which is always here. FlashRNN is rarely here, so its absence
+    is told only if it was asked for. Without rows of gradients neither it nor JAX is needed.
     """
     missing = {}
-    if "jax" in options.peers:
-        try:
-            load_jax(options.device)
-        except MissingError as error:
-            missing["jax"] = str(error)
+    for peer, load in (("jax", load_jax), (FLASHRNN, load_flashrnn)):
+        if peer in options.peers and options.grid:
+            try:
+                load(options.device)
+            except MissingError as error:
+                missing[peer] = str(error)
     present = tuple(peer for peer in options.peers if peer not in missing)
+    if options.peers == BenchOptions.peers:
+        missing.pop(FLASHRNN, None)
     return dataclasses.replace(options, peers=present), missing
 
 
@@ -346,6 +399,8 @@ def explain_engines(
         lines.append(f"{device}: " + ", ".join(facts))
         for name in names:
             lines += explain_engine(device, name, sizes or SIZES[device])
+        if device == "cuda":
+            lines.append(f"  {explain_flashrnn(device)}")
     return lines
 
 
@@ -364,12 +419,13 @@ def explain_engine(device: str, name: str, sizes: Sequence[Size]) -> list[str]:
 
 
 def write_section(path: Path, result: BenchResult) -> None:
-    """Replace the device's section of a Markdown page by the result; the rest stays as it is.
+    """Replace one section of a Markdown page by the result; the rest stays as it is.
 
     A section lies between two marks; a page without them gets it at its end.
     """
-    begin = f"<!-- bench {result.options.device} -->"
-    end = f"<!-- end of bench {result.options.device} -->"
+    name = f"{result.options.device} {result.options.section}".strip()
+    begin = f"<!-- bench {name} -->"
+    end = f"<!-- end of bench {name} -->"
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else HEADER
     except (OSError, UnicodeDecodeError) as error:
