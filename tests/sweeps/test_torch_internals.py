@@ -386,3 +386,19 @@ def test_what_intervenes_is_noticed():
             seen.append(internals.nothing_intervenes())
     assert seen == [False] * 5
     assert internals.nothing_intervenes()
+
+
+def test_an_operation_mode_is_not_wrapped():
+    """A wrapped one would import torch._dynamo, which takes seconds, when it is first used."""
+    seen = []
+
+    class Names(internals.OperationMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Names():
+        torch.ones(2) + 1
+    assert seen == ["ones", "add"]
+    assert Names.__torch_dispatch__.__module__ == __name__
+    assert not hasattr(Names.__torch_dispatch__, "__wrapped__")

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .lines import CodeLine, CodeLines, Constant, Moving, RowCount, SharedConstants, moving_in
+from .lines import CodeConstant, CodeLine, CodeLines, Moving, RowCount, SharedConstants, moving_in
 from .row_rules import SHAPED, MixesRows, Place
-from .tape import Record, Ref, Replay, Tape, memory_of
+from .tape import Record, Ref, Replay, StepTape, memory_of
 
 StepCode = Callable[[Tensor, tuple[Tensor, ...], int], Tensor]
 
@@ -42,7 +42,7 @@ class LinearCode:
     """The map from one input to a result of a tape, step by step; a linear one, unless told."""
 
     def __init__(
-        self, tape: Tape, given: int, result: int, known: SharedConstants, linear: bool = True
+        self, tape: StepTape, given: int, result: int, known: SharedConstants, linear: bool = True
     ) -> None:
         """given, result: numbers of values of the tape, with rows along axis 0.
 
@@ -52,7 +52,7 @@ class LinearCode:
         self.linear = linear
         self.known = known.by_number
         self.lines = CodeLines(known.slopes)
-        self.values: dict[int, Moving | Constant] = {}  # by their numbers on the tape
+        self.values: dict[int, Moving | CodeConstant] = {}  # by their numbers on the tape
         shape = tuple(tape.values[given].tensor.shape)
         self.values[given] = self.lines.append(CodeLine("given", None, (), {}, shape))
         for record in needed_records(tape, given, result):
@@ -60,7 +60,7 @@ class LinearCode:
         last = self.values[result]
         if not isinstance(last, Moving):
             raise MixesRows("a result that does not depend on the input")
-        self.constants: list[Constant] = []
+        self.constants: list[CodeConstant] = []
         text, names = self._write(last)
         self.step: StepCode = compiled(text, names)
 
@@ -80,7 +80,7 @@ class LinearCode:
 
     # What the records of a tape become
 
-    def _add(self, tape: Tape, record: Record) -> None:
+    def _add(self, tape: StepTape, record: Record) -> None:
         """Add the lines of a record whose arguments move."""
         arguments = [self._argument(tape, y) for y in record.arguments]
         keywords = {key: self._argument(tape, y) for key, y in record.keywords.items()}
@@ -111,15 +111,15 @@ class LinearCode:
             record.name, record.operator, arguments, keywords, shape, results[0].place
         )
 
-    def _argument(self, tape: Tape, y: object) -> object:
-        """An argument of a record: Moving, Constant, a list of them, or as it is."""
+    def _argument(self, tape: StepTape, y: object) -> object:
+        """An argument of a record: Moving, CodeConstant, a list of them, or as it is."""
         if isinstance(y, Ref):
             return self.values.get(y.value) or self._constant(tape, y.value)
         if isinstance(y, list):
             return [self._argument(tape, entry) for entry in y]
         return y
 
-    def _constant(self, tape: Tape, number: int) -> Constant:
+    def _constant(self, tape: StepTape, number: int) -> CodeConstant:
         """A value of the tape that does not move; views of one memory are the same constant."""
         number = tape.numbers_by_memory[memory_of(tape.values[number].tensor)]
         if number not in self.known:
@@ -128,7 +128,7 @@ class LinearCode:
             if place is None and not is_zero:
                 is_zero = not bool(tensor.detach().any())
             compute = operator.methodcaller("tensor", number)
-            self.known[number] = Constant(compute, tuple(tensor.shape), place, is_zero)
+            self.known[number] = CodeConstant(compute, tuple(tensor.shape), place, is_zero)
         return self.known[number]
 
     def _with_row_count(self, shape: object, place: Place) -> object:
@@ -217,7 +217,7 @@ class LinearCode:
             return f"y{y.line}"
         if isinstance(y, RowCount):
             return "rows" if y.each == 1 else f"{y.each} * rows"
-        if isinstance(y, Constant):
+        if isinstance(y, CodeConstant):
             return f"c{self._place_of_constant(y)}"
         if isinstance(y, list | tuple):
             return f"[{', '.join(self._text(entry, names) for entry in y)}]"
@@ -227,7 +227,7 @@ class LinearCode:
         names[name] = y
         return name
 
-    def _place_of_constant(self, y: Constant) -> int:
+    def _place_of_constant(self, y: CodeConstant) -> int:
         """Where the constants of a step hold this one; it is added if they do not."""
         for i, known in enumerate(self.constants):
             if known is y:
@@ -245,7 +245,7 @@ def references_in(y: object) -> list[int]:
     return []
 
 
-def needed_records(tape: Tape, given: int, result: int) -> list[Record]:
+def needed_records(tape: StepTape, given: int, result: int) -> list[Record]:
     """The records between a value and another that depends on it, in order."""
     moving = {given}
     depending = []
@@ -271,7 +271,7 @@ def refuse_if_not_linear(
         raise MixesRows(f"operation {name} with a named argument that moves")
     flat = [*itertools.chain(*([y] if not isinstance(y, list) else y for y in arguments))]
     moves = [isinstance(y, Moving) for y in flat]
-    constants = [y for y in flat if isinstance(y, Constant)]
+    constants = [y for y in flat if isinstance(y, CodeConstant)]
     if name in LINEAR:
         linear = all(y.is_zero for y in constants)  # a constant term must be zero
     elif name in PRODUCTS:

@@ -25,7 +25,7 @@ from ..torch_internals import change_count, forward_mode, nothing_intervenes
 from .linear_code import LinearCode
 from .lines import SharedConstants
 from .row_rules import MixesRows, RowAxis
-from .tape import Found, Replay, Tape
+from .tape import Found, Replay, StepTape
 
 StepFunction = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
 
@@ -38,7 +38,7 @@ class FewRows(NamedTuple):
     """A call of the step with a few rows, which tells its operations."""
 
     inputs: list[Tensor]
-    tape: Tape
+    tape: StepTape
     found: Found
     out: Tensor
 
@@ -377,9 +377,9 @@ def push_step(step: Callable[[Tensor], Tensor], x: Tensor, mu: Tensor) -> Tensor
     return pushed
 
 
-def written_down(step: StepFunction, inputs: Sequence[Tensor]) -> tuple[Tape, Found, Tensor]:
+def written_down(step: StepFunction, inputs: Sequence[Tensor]) -> tuple[StepTape, Found, Tensor]:
     """A call of the step: its operations, the tensors that it found, and its result."""
-    tape = Tape(len(inputs[0]))
+    tape = StepTape(len(inputs[0]))
     for y in inputs:
         tape.note(y, RowAxis(0))
     found = Found(inputs)
@@ -409,7 +409,10 @@ def is_repeated(again: Tensor, state: Tensor) -> bool:
     # Rounding may differ from call to call; a state that is drawn anew differs far more. Three
     # quarters of the digits must agree.
     tolerance = torch.finfo(state.dtype).eps ** 0.75
-    return torch.allclose(again.detach(), state.detach(), tolerance, tolerance, equal_nan=True)
+    values = (again.detach(), state.detach())
+    return again.shape == state.shape and torch.allclose(
+        *values, tolerance, tolerance, equal_nan=True
+    )
 
 
 def refuse_if_elsewhere(out: Tensor, leaves: Sequence[Tensor]) -> None:

@@ -17,7 +17,7 @@ from .row_rules import Place
 from .tape import Operator, Replay
 
 
-class Constant:
+class CodeConstant:
     """A tensor that does not depend on the linear input: how to compute it for some of the rows.
 
     compute  from the values of a tape at these rows
@@ -45,14 +45,14 @@ class Constant:
             known = values.constants[self] = self.compute(values)
         return known
 
-    def derived(self, compute: Callable[[Replay], Tensor]) -> Constant:
+    def derived(self, compute: Callable[[Replay], Tensor]) -> CodeConstant:
         """A constant of the same shape."""
-        return Constant(compute, self.shape, self.place)
+        return CodeConstant(compute, self.shape, self.place)
 
-    def part(self, axis: int, begin: int, length: int) -> Constant:
+    def part(self, axis: int, begin: int, length: int) -> CodeConstant:
         """The entries begin .. begin + length - 1 along an axis without rows."""
         shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
-        return Constant(lambda y: self.at(y).narrow(axis, begin, length), shape, self.place)
+        return CodeConstant(lambda y: self.at(y).narrow(axis, begin, length), shape, self.place)
 
 
 class Moving(NamedTuple):
@@ -70,7 +70,7 @@ class RowCount(NamedTuple):
 class CodeLine(NamedTuple):
     """operator(*arguments, **keywords), or entry `entry` of what it returns.
 
-    Arguments are Moving, Constant, RowCount, numbers and others, and lists of them.
+    Arguments are Moving, CodeConstant, RowCount, numbers and others, and lists of them.
     """
 
     name: str
@@ -109,14 +109,14 @@ class SharedConstants:
     """Constants that several codes share: by the numbers of their values, and slopes at them."""
 
     def __init__(self) -> None:
-        self.by_number: dict[int, Constant] = {}
-        self.slopes: dict[tuple[str, Constant], Constant] = {}
+        self.by_number: dict[int, CodeConstant] = {}
+        self.slopes: dict[tuple[str, CodeConstant], CodeConstant] = {}
 
 
 class CodeLines:
     """CodeLines of code, in the order in which they run; the first is the linear input."""
 
-    def __init__(self, slopes: dict[tuple[str, Constant], Constant]) -> None:
+    def __init__(self, slopes: dict[tuple[str, CodeConstant], CodeConstant]) -> None:
         """slopes: those known so far, which several codes share; it is added to."""
         self.all: list[CodeLine] = []
         self.slopes = slopes
@@ -144,9 +144,9 @@ class CodeLines:
         found: Moving | None = None
         if keywords:
             pass
-        elif isinstance(first, Moving) and isinstance(second, Constant):
+        elif isinstance(first, Moving) and isinstance(second, CodeConstant):
             found = self.product(name, first, second, shape, place)
-        elif name == "mul" and isinstance(first, Constant) and isinstance(second, Moving):
+        elif name == "mul" and isinstance(first, CodeConstant) and isinstance(second, Moving):
             found = self.product(name, second, first, shape, place)
         elif name == "add" and isinstance(first, Moving) and isinstance(second, Moving):
             found = self.sum(first, second)
@@ -162,18 +162,18 @@ class CodeLines:
             CodeLine(name, QUICK.get(name, operator), tuple(arguments), keywords, shape)
         )
 
-    def factor(self, y: Moving) -> tuple[Moving, Constant] | None:
+    def factor(self, y: Moving) -> tuple[Moving, CodeConstant] | None:
         """(z, c) if y is z c, c a constant of the same shape; None otherwise."""
         line = self.all[y.line]
         if line.name != "times":
             return None
         z, c = line.arguments
         assert isinstance(z, Moving)
-        assert isinstance(c, Constant)
+        assert isinstance(c, CodeConstant)
         return z, c
 
     def product(
-        self, name: str, y: Moving, c: Constant, shape: tuple[int, ...], place: Place
+        self, name: str, y: Moving, c: CodeConstant, shape: tuple[int, ...], place: Place
     ) -> Moving | None:
         """Y times a constant of its shape, or times the slope at it."""
         if c.shape != shape or c.place != place or self.all[y.line].shape != shape:
@@ -184,13 +184,13 @@ class CodeLines:
             return self.times(y, self.slope(name, c, sigmoid_slope))
         return self.times(y, c) if name == "mul" else None
 
-    def slope(self, name: str, y: Constant, of: Callable[[Tensor], Tensor]) -> Constant:
+    def slope(self, name: str, y: CodeConstant, of: Callable[[Tensor], Tensor]) -> CodeConstant:
         """The slope of a function where its value is y, computed once for all that need it."""
         if (name, y) not in self.slopes:
             self.slopes[name, y] = y.derived(lambda values: of(y.at(values)))
         return self.slopes[name, y]
 
-    def times(self, y: Moving, c: Constant) -> Moving:
+    def times(self, y: Moving, c: CodeConstant) -> Moving:
         """Y c, c a constant of the shape of y; one factor if y has one already."""
         line = self.all[y.line]
         factor = self.factor(y)
@@ -202,7 +202,7 @@ class CodeLines:
             return self.times_parts(line, c)
         return self.append(CodeLine("times", torch.mul, (y, c), {}, line.shape))
 
-    def times_parts(self, line: CodeLine, c: Constant) -> Moving:
+    def times_parts(self, line: CodeLine, c: CodeConstant) -> Moving:
         """[y z] c = [y c_1  z c_2]: the parts may have factors already."""
         parts, axis = line.arguments
         assert isinstance(parts, list)
@@ -227,7 +227,7 @@ class CodeLines:
         def compute(values: Replay) -> Tensor:
             return torch.cat([c.at(values) for _, c in pairs], axis)
 
-        together = Constant(compute, shape, pairs[0][1].place)
+        together = CodeConstant(compute, shape, pairs[0][1].place)
         return self.append(CodeLine("times", torch.mul, (joined, together), {}, shape))
 
     def flattened(self, parts: Sequence[Moving], axis: int) -> list[Moving]:

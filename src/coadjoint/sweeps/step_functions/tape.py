@@ -1,4 +1,4 @@
-"""Tape: one call of a step with the rows of all time steps, its operations written down.
+"""StepTape: one call of a step with the rows of all time steps, its operations written down.
 
 The tensors that the step finds for itself (parameters of a module, variables of a closure) are
 replaced by copies without a history, so that derivatives by them can be taken and handed on.
@@ -7,7 +7,7 @@ replaced by copies without a history, so that derivatives by them can be taken a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,21 @@ from torch.overrides import TorchFunctionMode
 from ..torch_internals import OperationMode, storage_address
 from .row_rules import SHAPED, MixesRows, Operand, Place, places_of_results
 
-Operator = Callable[..., Any]
+Operator = Callable[..., object]
+
+
+class OperatorOverload(Protocol):
+    """An operation of torch as a dispatch mode sees it, such as aten.add.Tensor."""
+
+    overloadpacket: Callable[..., object]
+    namespace: str
+    tags: Sequence[torch.Tag]
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        """Compute it."""
+
+    def name(self) -> str:
+        """As aten::add.Tensor."""
 
 
 class Found(TorchFunctionMode):
@@ -78,7 +92,7 @@ class Found(TorchFunctionMode):
         return copy
 
 
-class Value(NamedTuple):
+class TapeValue(NamedTuple):
     """A tensor on the tape: its values, where its rows lie, and the operation that made it."""
 
     tensor: Tensor
@@ -106,13 +120,13 @@ class Record(NamedTuple):
     entries: tuple[int, ...] | None
 
 
-class Tape(OperationMode):
+class StepTape(OperationMode):
     """A context that writes down all operations below autograd, and where rows lie in them."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
         self.rows = rows
-        self.values: list[Value] = []
+        self.values: list[TapeValue] = []
         self.records: list[Record] = []
         self.numbers: dict[int, int] = {}  # of a value, by the id of its tensor
         self.numbers_by_memory: dict[tuple[object, ...], int] = {}
@@ -122,7 +136,9 @@ class Tape(OperationMode):
     def note(self, y: Tensor, place: Place, made_by: int | None = None) -> int:
         """Write down a tensor; returns its number."""
         number = len(self.values)
-        self.values.append(Value(y, place, made_by))  # which keeps its id and memory from others
+        self.values.append(
+            TapeValue(y, place, made_by)
+        )  # which keeps its id and memory from others
         self.numbers[id(y)] = number
         self.numbers_by_memory.setdefault(memory_of(y), number)
         self.holders.setdefault(storage_address(y.untyped_storage()), set()).add(number)
@@ -144,7 +160,7 @@ class Tape(OperationMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,
+        func: OperatorOverload,
         types: Sequence[type],
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
@@ -219,13 +235,14 @@ def as_tuple(result: object) -> Iterable[object]:
     return result if isinstance(result, tuple | list) else (result,)
 
 
-def without_mutation(operator: Any) -> Any:
+def without_mutation(operator: OperatorOverload) -> OperatorOverload:
     """The operation that returns what this one, such as add_, writes to its argument."""
     name, _, overload = operator.name().removeprefix("aten::").partition(".")
     packet = getattr(torch.ops.aten, name[:-1], None)
     if packet is None:
         raise MixesRows(f"operation {operator}")
-    return getattr(packet, overload or "default")
+    functional: OperatorOverload = getattr(packet, overload or "default")
+    return functional
 
 
 def are_apart(y: Tensor, z: Tensor) -> bool:
@@ -249,7 +266,7 @@ class Replay:
     the tape.
     """
 
-    def __init__(self, tape: Tape, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, tape: StepTape, inputs: Sequence[Tensor]) -> None:
         """inputs: in place of the values that were noted first."""
         self.tape = tape
         self.rows = len(inputs[0])
