@@ -16,6 +16,7 @@ from torch.nn.functional import layer_norm, linear, softmax
 import coadjoint as co
 from coadjoint.cells import steps
 from coadjoint.sweeps import step_run
+from coadjoint.sweeps.step_functions import linearised
 from coadjoint.sweeps.step_functions.linearised import Linearised
 from sampling import one_in
 
@@ -246,16 +247,43 @@ MODULES = [
 ]
 
 
+@pytest.fixture
+def short(monkeypatch):
+    """Runs as short as those here are taken to be worth it."""
+    monkeypatch.setattr(step_run, "LONG", 16)
+
+
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: type(module).__name__)
-def test_cells_of_the_package_and_of_torch(module, twice, monkeypatch):
+def test_cells_of_the_package_and_of_torch(module, twice, short, monkeypatch):
     """They run without a graph for each step."""
     net = network(copy.deepcopy(module).double())
     assert type(net(batch().u).run.x.grad_fn).__name__.startswith("StepStates")
     assert_same_one_at_a_time(net, monkeypatch, twice=twice)
 
 
-def test_a_step_with_hooks_keeps_its_graph():
+@pytest.mark.parametrize("step", [gated, normalised, steps.GatedFeedback(INPUTS, D)])
+def test_several_blocks(step, short, monkeypatch):
+    """Of few steps each, computed one after the other."""
+    monkeypatch.setattr(linearised, "BLOCK_ELEMENTS", 3 * len(LENGTHS) * D)
+    net = network(step.double() if isinstance(step, nn.Module) else step)
+    assert_same_one_at_a_time(net, monkeypatch)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_few_samples(samples, short, monkeypatch):
+    noted = watch(monkeypatch)
+    net = network(steps.ResetBefore(INPUTS, D, dtype=torch.float64))
+    data = co.Batch(batch().u[:, :samples], batch().y[:samples])
+    found = co.Penalised("log-ratio", 0.1)(net, data, "squared").gradient
+    assert all(noted)
+    one_at_a_time(monkeypatch)
+    expected = co.Penalised("log-ratio", 0.1)(net, data, "squared").gradient
+    for name, ours in found.items():
+        torch.testing.assert_close(ours, expected[name], rtol=1e-9, atol=1e-11)
+
+
+def test_a_step_with_hooks_keeps_its_graph(short):
     net = network(nn.GRUCell(INPUTS, D).double())
     kept = []
     net.step.register_forward_hook(lambda module, args, result: kept.append(result))
@@ -282,7 +310,7 @@ def test_a_hook_that_changes_a_gradient(monkeypatch):
     assert all(map(torch.equal, found, gradient(net)))
 
 
-def test_weights_changed_in_between():
+def test_weights_changed_in_between(short):
     """The run belongs to the weights it was made with."""
     net = network(nn.GRUCell(INPUTS, D).double())
     data = batch()

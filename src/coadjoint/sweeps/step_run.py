@@ -26,13 +26,15 @@ from .step_functions.linearised import (
     Linearised,
     StepFunction,
     is_repeated,
-    is_small,
     is_usual,
 )
 from .torch_internals import forward_mode, has_global_hooks, has_own_hooks
 
 PURE = frozenset({*STEPS.values(), nn.RNNCell, nn.GRUCell, nn.LSTMCell})
-LONG = 16  # steps; shorter runs, and large ones, are differentiated sooner through their graph
+# Runs with fewer steps, or more entries in the states of one step, are differentiated sooner by
+# the graph of their steps.
+LONG = 50
+SMALL = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +61,7 @@ class StepFunctionRun:
         pure: the step is known to do nothing but compute the state, so that it may be called again
         and without a graph of its own.
         """
-        worth_it = pure and rows.T >= LONG and rows.B > 1 and is_small(rows, x0.shape[1])
+        worth_it = pure and rows.T >= LONG and rows.B > 1 and x0.numel() <= SMALL
         if worth_it and torch.is_grad_enabled() and is_usual(rows, (*drive, x0)):
             swept = Linearised.with_states(step, rows, drive, x0)
             if swept is not None:

@@ -104,11 +104,7 @@ class Linearised:
         self.copies = found.copies
         self._versions = list(map(change_count, self.tensors))
         self._stand_ins = dict(zip(map(id, self.tensors), self.copies, strict=True))
-        size = (
-            rows.T
-            if is_small(rows, x.shape[1])
-            else max(1, BLOCK_ELEMENTS // (rows.B * x.shape[1]))
-        )
+        size = max(1, BLOCK_ELEMENTS // (rows.B * x.shape[1]))
         self.blocks = [(lo, min(lo + size, rows.T)) for lo in range(0, rows.T, size)]
         self._graph: StepGraph | None = None
         self._values: Replay | None = None
@@ -391,11 +387,6 @@ def written_down(step: StepFunction, inputs: Sequence[Tensor]) -> tuple[StepTape
 def differentiable_copy(y: Tensor) -> Tensor:
     """The values of y in a tensor that can be differentiated by, with the history of y."""
     return y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
-
-
-def is_small(rows: Rows, n: int) -> bool:
-    """Do the derivatives of states of n entries stay in cache, those of all steps?"""
-    return (rows.B + rows.N) * n <= BLOCK_ELEMENTS
 
 
 def is_usual(rows: Rows, tensors: Sequence[Tensor]) -> bool:
