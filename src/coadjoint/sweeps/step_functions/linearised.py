@@ -114,6 +114,7 @@ class Linearised:
         self._push: LinearCode | None = None
         self.is_twice = False  # has the code of `push` been asked for?
         self._kept: dict[int, list[tuple[Tensor, ...]]] = {}  # slopes of `push`, by block
+        self._kept_pull: list[tuple[Tensor, ...]] | None = None  # those of `pull`, of one block
         after = x.detach()[rows.B :]
         for i in range(len(self.blocks)):
             graph = self.graph(i)
@@ -169,6 +170,7 @@ class Linearised:
             return True
         try:
             self._pull, self._push = self._write_code(twice)
+            self._kept_pull = None
             self.is_twice = twice
         except Exception:  # as in `of`: an operation that is not linear, or has no derivative
             return False
@@ -219,10 +221,15 @@ class Linearised:
 
         What that of `push` reads comes from the same values: it is kept for later.
         """
+        if i == 0 and self._kept_pull is not None:
+            return self._kept_pull
         values = self._values_of(i)
         if self._push is not None:
             self._kept[i] = self._slopes(self._push, values, i)
-        return self._slopes(self.pull, values, i)
+        slopes = self._slopes(self.pull, values, i)
+        if self._pull is not None and len(self.blocks) == 1:
+            self._kept_pull = slopes
+        return slopes
 
     def push_slopes(self, i: int) -> list[tuple[Tensor, ...]]:
         """What the code of `push` reads at each step of block i."""
