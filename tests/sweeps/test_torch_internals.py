@@ -453,3 +453,19 @@ for name, p in ours.items():
 def test_optimisers_step_without_the_compiler_and_to_the_same_bits():
     done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_operation_mode_is_not_wrapped():
+    """A wrapped one would import torch._dynamo, which takes seconds, when it is first used."""
+    seen = []
+
+    class Names(internals.OperationMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Names():
+        torch.ones(2) + 1
+    assert seen == ["ones", "add"]
+    assert Names.__torch_dispatch__.__module__ == __name__
+    assert not hasattr(Names.__torch_dispatch__, "__wrapped__")

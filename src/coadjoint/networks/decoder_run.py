@@ -17,7 +17,8 @@ from ..errors import InputError, KindError
 from ..objectives.losses import LossLike
 from ..sweeps.costates import Costates
 from ..sweeps.layout import HasLayout, Layout
-from ..sweeps.run import RunView, StepFunctionRun
+from ..sweeps.run import RunView
+from ..sweeps.step_run import StepFunctionRun
 from . import decoding
 from .decoding import Decoded
 from .interface import check_positive, holds_source

@@ -24,7 +24,8 @@ from ..sweeps.engines import Choice
 from ..sweeps.layout import Layout, check_dense, check_like, nonfinite_error
 from ..sweeps.plan import SweepPlan, require_finite
 from ..sweeps.rows import Rows
-from ..sweeps.run import FormulaRun, StepFunctionRun, SweepRun
+from ..sweeps.run import FormulaRun, SweepRun
+from ..sweeps.step_run import StepFunctionRun, is_pure
 from .effective_weights import EffectiveWeights, InputWeights
 from .interface import check_positive
 from .readout import TensorOptions
@@ -386,7 +387,10 @@ class Recurrence(PicklableModule):
         """
         x0 = layout.sort(start)
         if self.cell is None:
-            return StepFunctionRun.run(self.call_step, layout.rows, (u,), x0), (u,), None
+            run = StepFunctionRun.run(
+                self.call_step, layout.rows, (u,), x0, pure=is_pure(self.step)
+            )
+            return run, (u,), None
         weights = self.effective_weights()
         given = None
         if self.cell.data is not None:

@@ -29,7 +29,7 @@ from ..objectives.batch import Batch
 from ..sweeps.engines import Choice
 from ..sweeps.layout import Layout, lay_out, tensor_of
 from ..sweeps.rows import Rows
-from ..sweeps.run import StepFunctionRun
+from ..sweeps.step_run import StepFunctionRun
 from ..sweeps.wrappers import refuse_wrapper_around
 from .decoder_run import DecoderRun, DecoderSweep, EncoderOutput
 from .interface import SequenceNet, check_positive

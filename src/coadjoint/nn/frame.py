@@ -25,7 +25,8 @@ from ..sweeps.layout import check_dense
 from ..sweeps.plan import SweepPlan
 from ..sweeps.pointers import is_traced, refuse_if_without_memory, unusual_kind
 from ..sweeps.rows import Rows
-from ..sweeps.run import FormulaRun, StepFunctionRun
+from ..sweeps.run import FormulaRun
+from ..sweeps.step_run import StepFunctionRun
 from ..sweeps.torch_internals import is_batched
 from . import recording
 

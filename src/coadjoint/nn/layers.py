@@ -18,7 +18,8 @@ from ..networks import layers as network_layers
 from ..sweeps import engines
 from ..sweeps.affine import affine
 from ..sweeps.engines import Choice
-from ..sweeps.run import StepFunctionRun, SweepRun
+from ..sweeps.run import SweepRun
+from ..sweeps.step_run import StepFunctionRun
 from . import layer_norm
 from .captured import CapturedModules
 from .frame import (

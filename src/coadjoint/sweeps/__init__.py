@@ -21,7 +21,8 @@ slopes, pointwise, affine   the computations that are parallel over time
 differentiable, adjoint_tangent   the loops as operations that differentiate any number of times
 dense              tangents and weight gradients of dense layers
 functions          what the autograd Functions share
-run                a sweep that has been made, and can be pulled back and pushed forward
+run, step_run      a sweep that has been made, and can be pulled back and pushed forward
+step_functions/    the derivatives of a step function at many time steps at once
 costates, norms    lam_t, a mantissa and a power of two for each sample and step; their norms
 checks, overflow   checks of values, now or later; the errors when they fail
 chunks, memory     sums in a fixed order; arrays that are used again
@@ -37,7 +38,8 @@ from ..errors import renamed_attributes
 from .engines import ENGINES, PREFERRED, Choice, cell_refusal, device_refusal, load, resolve
 from .plan import Engine, Saved, SweepPlan
 from .rows import Link, Rows, scale
-from .run import CostateRows, FormulaRun, StepFunctionRun
+from .run import CostateRows, FormulaRun
+from .step_run import StepFunctionRun
 
 __all__ = [
     "ENGINES",

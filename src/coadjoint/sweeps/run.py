@@ -1,10 +1,10 @@
 """Runs: the result of a forward sweep, and the costates and tangents that follow from it.
 
-SweepRun          what any run offers: states, costates, tangents
-FormulaRun        a formula's run, by the three loops of an engine
-StepFunctionRun   any step function's run, differentiated by torch one step at a time: slower,
-                  never different
-RunView           a part of a run, or several side by side: read, but not swept again
+SweepRun     what any run offers: states, costates, tangents
+FormulaRun   a formula's run, by the three loops of an engine
+RunView      a part of a run, or several side by side: read, but not swept again
+
+The run of a step function is in step_run.
 """
 
 from __future__ import annotations
@@ -13,17 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from ..errors import NumericalError, Unsupported
+from ..errors import Unsupported
 from . import affine, differentiable, slopes
 from .layout import Layout
 from .plan import Saved, SweepPlan, settle_checks
-from .rows import NO_EXPONENT, SAFE_EXPONENT, Link, Rows, exponent, next_exponent, scale
-from .torch_internals import forward_mode
+from .rows import Link
 from .weights import check_weights, step_products
 
 
@@ -197,217 +194,6 @@ class FormulaRun:
             unit.zero_()[:, i] = 1
             out[:, :, i] = layout.padded(self.pull(unit))[:, :samples].cpu()
         return out
-
-
-StepFunction = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
-
-
-@dataclass(frozen=True, eq=False)
-class StepFunctionRun:
-    """A run of a step function: its states, and its costates and tangents step by step."""
-
-    step: StepFunction
-    rows: Rows
-    drive: tuple[Tensor, ...]  # step arrays: what each step reads beside the state
-    x: Tensor  # [B + N, n]
-
-    @staticmethod
-    def run(
-        step: StepFunction,
-        rows: Rows,
-        drive: tuple[Tensor, ...],
-        x0: Tensor,
-        checked: bool = True,
-    ) -> StepFunctionRun:
-        """x_t = step(*drive_t, x_{t-1}); checked: refuse a state that is not finite."""
-        states = [x0.contiguous()]
-        drives = [rows.steps(y) for y in drive]
-        for t, n in enumerate(rows.sizes):
-            states.append(step(*[y[t] for y in drives], states[-1][:n]))
-        if checked:
-            for t, x in enumerate(states):
-                if not torch.isfinite(x).all():
-                    raise range_error("the state", x.dtype, t, rows)
-        return StepFunctionRun(step, rows, drive, torch.cat(states))
-
-    @property
-    def last(self) -> Tensor:
-        """Each sample's last state, [B, n], in the rows' order."""
-        return self.rows.last(self.x)
-
-    @property
-    def formula(self) -> FormulaRun | None:
-        """None: a step function has no formula."""
-        return None
-
-    def with_checks(self) -> StepFunctionRun:
-        """This run, which checks every costate anyway."""
-        return self
-
-    def settle(self) -> None:
-        """Do nothing: checks are made at once."""
-
-    def _drive_by_step(self) -> list[list[Tensor]]:
-        """For each step, its arguments beside the state: views [n_t, .] of the drive."""
-        if not self.drive:
-            return [[] for _ in self.rows.sizes]
-        return [list(step) for step in zip(*map(self.rows.steps, self.drive), strict=True)]
-
-    def costate(
-        self,
-        s: Tensor | None,
-        s_last: Tensor | None,
-        declared: Tensor | None,
-        unit: Tensor | None = None,
-    ) -> CostateRows:
-        """Costates step by step; arguments as in SweepRun.costate.
-
-        Each mantissa is of order one: the power of two that it lacks goes into its exponent k.
-        """
-        rows = self.rows
-        if s is None:
-            s = torch.zeros_like(self.x)
-        if s_last is not None:
-            s = s + rows.last_transposed(s_last)
-        sources = _Sources(rows, s, declared)
-        factors = None
-        if unit is not None:  # lam_t 2^-unit_t follows the same loop, with 2^(unit_t - unit_{t-1})
-            factors = rows.steps(Link.between(rows, unit, s.dtype).factor)
-        drives = self._drive_by_step()
-        before = rows.before(self.x)
-        states = rows.states(self.x)
-        # From the last step to the first; turned round at the end.
-        k = sources.first_exponent()
-        exponents = [k]
-        lam = [sources.in_unit(rows.T, k)]
-        by_drive: list[tuple[Tensor, ...]] = []
-        for t in reversed(range(rows.T)):
-            again, pull = torch.func.vjp(self.step, *drives[t], before[t])  # type: ignore[misc]
-            refuse_if_different(again, states[t + 1], t + 1)
-            *grads, pulled = pull(lam[-1])  # in units of 2^k
-            by_drive.append(tuple(grads))
-            if factors is not None:
-                pulled = pulled * factors[t]
-            k_new = next_exponent(k, pulled.detach(), sources.at[t].detach())
-            pulled = scale(pulled, (k - k_new[: len(again)])[:, None])
-            k = k_new
-            begun = len(sources.at[t]) - len(again)  # samples whose last state is x_t
-            lam.append(pad(pulled, (0, 0, 0, begun)) + sources.in_unit(t, k))
-            exponents.append(k)
-            if not torch.isfinite(lam[-1]).all():
-                raise range_error("the costate", s.dtype, t, rows)
-        exponent_rows = torch.cat(exponents[::-1])
-        if unit is not None:
-            exponent_rows = exponent_rows + unit
-
-        def drive_gradient() -> tuple[Tensor | None, ...]:
-            """The gradients by the drive, each as one step array."""
-            return tuple(map(torch.cat, zip(*by_drive[::-1], strict=True)))
-
-        return CostateRows(torch.cat(lam[::-1]), exponent_rows, drive_gradient)
-
-    def pull(self, lam: Tensor) -> Tensor:
-        """J_t' lam_t for all steps, from state rows to step rows."""
-        drives = self._drive_by_step()
-        lam_by_step = self.rows.states(lam)[1:]
-        out = []
-        for t, before in enumerate(self.rows.before(self.x)):
-            _, pull = torch.func.vjp(self._step_of_state(drives[t]), before)  # type: ignore[misc]
-            (by_state,) = pull(lam_by_step[t])
-            out.append(by_state)
-        return torch.cat(out)
-
-    def _step_of_state(self, drive: list[Tensor]) -> Callable[[Tensor], Tensor]:
-        """The step as a function of the state alone."""
-        return lambda x: self.step(*drive, x)
-
-    def push(self, *directions: Tensor | None) -> Tensor:
-        """The tangent mu [B + N, n] for directions of the drive; x0 is held constant.
-
-        None stands for an input that this step function does not read.
-        """
-        rows = self.rows
-        drives = self._drive_by_step()
-        dots = [rows.steps(d) for d in directions if d is not None]
-        mu = [torch.zeros_like(self.x[: rows.B])]
-        for t, before in enumerate(rows.before(self.x)):
-            primals = (*drives[t], before)
-            tangents = (*[d[t] for d in dots], mu[-1][: len(before)])
-            with forward_mode():
-                pushed = torch.func.jvp(self.step, primals, tangents)[1]
-            mu.append(pushed)
-        return torch.cat(mu)
-
-    def jacobians(self, layout: Layout, samples: int) -> Tensor:
-        """J_t of the user's first samples, [T, samples, n, n]; zero past a sample's end."""
-        rows = self.rows
-        n = self.x.shape[1]
-        drives = self._drive_by_step()
-        units = torch.eye(n).to(self.x)  # J' e_i is row i of J
-        position = np.arange(samples)  # of these samples among the rows of a step
-        if layout.inverse_order is not None:
-            position = layout.inverse_order[:samples]
-        out = torch.zeros(rows.T, samples, n, n, dtype=self.x.dtype)
-        for t, x in enumerate(rows.before(self.x)):
-            present = np.flatnonzero(position < len(x))  # the samples that take this step
-            step_rows = torch.from_numpy(position[present]).to(x.device)
-            step = self._step_of_state([y[step_rows] for y in drives[t]])
-            _, pull = torch.func.vjp(step, x[step_rows])  # type: ignore[misc]
-            J = torch.func.vmap(pull)(units[:, None].expand(-1, len(step_rows), -1))[0]
-            out[t, torch.from_numpy(present)] = J.transpose(0, 1).cpu()
-        return out
-
-
-class _Sources:
-    """The sources of an adjoint sweep, by time step."""
-
-    def __init__(self, rows: Rows, s: Tensor, declared: Tensor | None) -> None:
-        """Split s [B + N, n] by steps, and declared [B + N]: where the loss reads the state.
-
-        declared None: everywhere.
-        """
-        self.at = rows.states(s)  # s_0, ..., s_T
-        self.read_at = None if declared is None else rows.states(declared)
-        self.safe = SAFE_EXPONENT[s.dtype]
-
-    def first_exponent(self) -> Tensor:
-        """The exponent of lam_T, which is the last source alone."""
-        last = self.at[-1].detach()
-        nothing = last[:0]  # no rows: no costate comes from a later step
-        return next_exponent(exponent(nothing), nothing, last)
-
-    def in_unit(self, t: int, k: Tensor) -> Tensor:
-        """s_t 2^-k: the source of x_t in the units 2^k of its costate, k [n_t].
-
-        Where the loss does not read the state, the source is 0; if 2^-k is very large there, it is
-        replaced by 0, so that a derivative through it is 0 and not out of range.
-        """
-        shift = -k
-        if self.read_at is not None:
-            in_reach = self.read_at[t] | (k > -self.safe)
-            shift = torch.where(in_reach, shift, NO_EXPONENT)  # 2^NO_EXPONENT is 0
-        return scale(self.at[t], shift[:, None])
-
-
-def refuse_if_different(again: Tensor, state: Tensor, t: int) -> None:
-    """Refuse a step t that led to `state` and, when it was repeated, to another, `again`."""
-    # Rounding may differ from call to call; a state that is drawn anew differs far more. Three
-    # quarters of the digits must agree.
-    tolerance = torch.finfo(state.dtype).eps ** 0.75
-    if torch.allclose(again.detach(), state.detach(), tolerance, tolerance, equal_nan=True):
-        return
-    raise Unsupported(
-        f"the step function returned a different state when step {t} was repeated: it is random "
-        "or has hidden state. Pass random values (a dropout mask, noise) as part of the input "
-        "u, so that a step is a function of u and x."
-    )
-
-
-def range_error(what: str, dtype: torch.dtype, t: int, rows: Rows) -> NumericalError:
-    """The error for a quantity, such as "the state", that left the range of its type at step t."""
-    return NumericalError(
-        f"{what} is outside the range of {str(dtype)[6:]} at t = {t} of {rows.T}."
-    )
 
 
 class RunView:

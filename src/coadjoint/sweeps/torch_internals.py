@@ -39,6 +39,15 @@ PROXY = torch._C._TorchDispatchModeKey.PROXY
 # modes
 
 
+class OperationMode(TorchDispatchMode):
+    """A TorchDispatchMode that does not load torch.compile's machinery when it is first used."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: the method is left as it is, since no compiled code runs inside."""
+        return False
+
+
 def autocast_is_on() -> bool:
     """Is torch.autocast on, for any device?"""
     return torch._C._is_any_autocast_enabled()

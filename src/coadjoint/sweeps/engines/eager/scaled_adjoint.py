@@ -11,14 +11,14 @@ a safe range, so a block of steps can share one exponent per sample and needs no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ...rows import NO_EXPONENT, Rows, exponent, pow2, scale
-from .linear_loop import AdjointLoop
+from .views import Views
 
 FIRST_BLOCK = 8  # steps; the length of later ones follows from how far the mantissas drift
 LONGEST_BLOCK = 64  # steps; a block that must be run again costs no more than these
@@ -38,6 +38,23 @@ RANGES = {
 }
 
 
+class BackwardLoop(Protocol):
+    """What is swept: the steps of an adjoint loop, such as linear_loop.AdjointLoop."""
+
+    rows: Rows
+    blocks: list[tuple[int, int]]
+    lam: Views
+    pulled: Views
+
+    @property
+    def step(self) -> Callable[[int], None]:
+        """A function of t: lam_t <- J_t' lam_{t+1}, without sources and factors."""
+
+    @property
+    def compute_slopes(self) -> Callable[[int], None]:
+        """A function of i: it computes what the steps of block i read."""
+
+
 class ScaledAdjoint:
     """One scaled sweep over an adjoint loop.
 
@@ -51,7 +68,7 @@ class ScaledAdjoint:
 
     def __init__(
         self,
-        loop: AdjointLoop,
+        loop: BackwardLoop,
         s: Tensor | None,
         s_last: Tensor | None,
         k_last: Tensor | None,
