@@ -1,4 +1,4 @@
-"""LinearCode: the operations of a tape that are linear in one input, as Python code for one step.
+"""LinearCode: the operations of a tape that are linear in one input, as a program for one step.
 
 The tape holds the rows of all time steps. Its values that do not depend on the linear input (the
 slopes) stay as they are and are cut by time steps; the rest is run for one step after the other.
@@ -11,6 +11,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from .row_rules import SHAPED, MixesRows, Place
 from .tape import Record, Ref, Replay, StepTape, memory_of
 
 StepCode = Callable[[Tensor, tuple[Tensor, ...], int], Tensor]
+Function = Callable[..., object]
+Fetch = Callable[[list[object]], Sequence[object]]
 
 
 # Linear in all tensors among their arguments.
@@ -36,6 +39,63 @@ PRODUCTS = frozenset({"mul", "mm", "bmm"})
 SAME = frozenset(
     {"detach", "alias", "clone", "expand", "view", "slice", "_unsafe_view", "_to_copy"}
 )
+
+
+GIVEN, ROWS = 0, 1  # the places of the input and of the number of rows
+
+
+class StepProgram:
+    """Operations on numbered values, one after the other: a function of one time step."""
+
+    def __init__(self) -> None:
+        self.values: list[object] = [None, None]  # as they are before the first operation
+        self.constant_places: list[int] = []
+        self.result = GIVEN
+        # (the place of the result, the operation, what takes its arguments from the values)
+        self.calls: list[tuple[int, Function, Fetch]] = []
+
+    def hold(self, value: object) -> int:
+        """Add a value; returns its place."""
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def call(self, function: Function, arguments: Sequence[int], *fixed: object) -> int:
+        """Add an operation on values at these places, then on fixed ones; the result's place."""
+        places = [*arguments, *map(self.hold, fixed)]
+        # Of several places itemgetter makes a tuple; of one it would make the value itself.
+        fetch = itemgetter(*places) if len(places) != 1 else itemgetter(one_place(places[0]))
+        target = self.hold(None)
+        self.calls.append((target, function, fetch))
+        return target
+
+    def __call__(self, given: Tensor, constants: Sequence[Tensor], rows: int) -> Tensor:
+        """The result for one step of `rows` rows."""
+        values = self.values.copy()
+        values[GIVEN] = given
+        values[ROWS] = rows
+        for place, constant in zip(self.constant_places, constants, strict=True):
+            values[place] = constant
+        for target, function, fetch in self.calls:
+            values[target] = function(*fetch(values))
+        result = values[self.result]
+        assert isinstance(result, Tensor)
+        return result
+
+
+def one_place(place: int) -> slice:
+    """The slice with the value at this place alone."""
+    return slice(place, place + 1)
+
+
+def as_list(*entries: object) -> list[object]:
+    """The entries as a list."""
+    return list(entries)
+
+
+def call_with_names(function: Function, names: Sequence[str], *arguments: object) -> object:
+    """Call a function; the last arguments have these names."""
+    count = len(arguments) - len(names)
+    return function(*arguments[:count], **dict(zip(names, arguments[count:], strict=True)))
 
 
 class LinearCode:
@@ -61,8 +121,7 @@ class LinearCode:
         if not isinstance(last, Moving):
             raise MixesRows("a result that does not depend on the input")
         self.constants: list[CodeConstant] = []
-        text, names = self._write(last)
-        self.step: StepCode = compiled(text, names)
+        self.step: StepCode = self._write(last)
 
     def slopes(self, values: Replay, sizes: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """The constants of each time step, as views; sizes: the rows of these steps."""
@@ -139,25 +198,20 @@ class LinearCode:
         sizes[place.axis] = RowCount(place.each)
         return sizes
 
-    # The code
+    # The program
 
-    def _write(self, last: Moving) -> tuple[str, tuple[tuple[str, object], ...]]:
-        """The source of a function of (the input, constants, rows), and the names that it uses."""
+    def _write(self, last: Moving) -> StepProgram:
+        """The operations of one step, and in self.constants what they read beside the input."""
         uses = self._uses(last)
-        names: dict[str, object] = {}
-        body: list[str] = []
+        program = StepProgram()
+        places: dict[int, int] = {}  # of lines among the values of the program
         for number, line in enumerate(self.lines.all):
-            if not uses[number] or line.name == "given":
-                continue
-            if self._is_joined(number, uses):
-                continue
-            body.append(f"    y{number} = {self._expression(line, names, uses)}")
-        unpack = "".join(f"c{i}, " for i in range(len(self.constants)))
-        head = ["def step(y0, constants, rows):"]
-        if unpack:
-            head.append(f"    {unpack}= constants")
-        source = "\n".join([*head, *body, f"    return y{last.line}"])
-        return source, tuple(names.items())
+            if line.name == "given":
+                places[number] = GIVEN
+            elif uses[number] and not self._is_joined(number, uses):
+                places[number] = self._add_call(program, line, places, uses)
+        program.result = places[last.line]
+        return program
 
     def _uses(self, last: Moving) -> list[list[int]]:
         """For each line, the lines that read it, once for each time; [-1] for the last one."""
@@ -188,51 +242,51 @@ class LinearCode:
                 return y.line
         return None
 
-    def _expression(
-        self, line: CodeLine, names: dict[str, object], uses: Sequence[Sequence[int]]
-    ) -> str:
-        """The right-hand side of a line."""
+    def _add_call(
+        self,
+        program: StepProgram,
+        line: CodeLine,
+        places: Mapping[int, int],
+        uses: Sequence[Sequence[int]],
+    ) -> int:
+        """Add the operation of a line; returns the place of its result."""
         if line.name == "entry":
             (whole,) = line.arguments
-            assert isinstance(whole, Moving)
-            return f"y{whole.line}[{line.entry}]"
+            return program.call(operator.getitem, [self._place(program, whole, places)], line.entry)
         joined = self._joined_term(line, uses)
         if joined is not None:
             term = self.lines.all[joined]
             (other,) = [y for y in line.arguments if y != Moving(joined)]
-            function = "addcmul" if term.name == "times" else "addmm"
-            names[function] = getattr(torch, function)
-            terms = ", ".join(self._text(y, names) for y in (other, *term.arguments))
-            return f"{function}({terms})"
-        name = f"{line.name}_"
-        while names.setdefault(name, line.operator) is not line.operator:
-            name += "_"  # another overload of the same name
-        arguments = [self._text(y, names) for y in line.arguments]
-        arguments += [f"{key}={self._text(y, names)}" for key, y in line.keywords.items()]
-        return f"{name}({', '.join(arguments)})"
+            function = torch.addcmul if term.name == "times" else torch.addmm
+            terms = (other, *term.arguments)
+            return program.call(function, [self._place(program, y, places) for y in terms])
+        assert line.operator is not None
+        arguments = [self._place(program, y, places) for y in line.arguments]
+        if not line.keywords:
+            return program.call(line.operator, arguments)
+        named = [self._place(program, y, places) for y in line.keywords.values()]
+        with_names = functools.partial(call_with_names, line.operator, tuple(line.keywords))
+        return program.call(with_names, [*arguments, *named])
 
-    def _text(self, y: object, names: dict[str, object]) -> str:
-        """An argument as code."""
+    def _place(self, program: StepProgram, y: object, places: Mapping[int, int]) -> int:
+        """The place of an argument among the values of the program."""
         if isinstance(y, Moving):
-            return f"y{y.line}"
+            return places[y.line]
         if isinstance(y, RowCount):
-            return "rows" if y.each == 1 else f"{y.each} * rows"
+            return ROWS if y.each == 1 else program.call(operator.mul, [ROWS], y.each)
         if isinstance(y, CodeConstant):
-            return f"c{self._place_of_constant(y)}"
+            return program.constant_places[self._number_of_constant(program, y)]
         if isinstance(y, list | tuple):
-            return f"[{', '.join(self._text(entry, names) for entry in y)}]"
-        if y is None or isinstance(y, bool | int):
-            return repr(y)
-        name = f"object_{len(names)}"  # a number, a type of tensors, ...
-        names[name] = y
-        return name
+            return program.call(as_list, [self._place(program, entry, places) for entry in y])
+        return program.hold(y)
 
-    def _place_of_constant(self, y: CodeConstant) -> int:
+    def _number_of_constant(self, program: StepProgram, y: CodeConstant) -> int:
         """Where the constants of a step hold this one; it is added if they do not."""
         for i, known in enumerate(self.constants):
             if known is y:
                 return i
         self.constants.append(y)
+        program.constant_places.append(program.hold(None))
         return len(self.constants) - 1
 
 
@@ -285,12 +339,3 @@ def refuse_if_not_linear(
         linear = known and moves[0] and sum(moves) == 1
     if not linear:
         raise MixesRows(f"operation {name}, which is not linear")
-
-
-@functools.lru_cache(maxsize=64)
-def compiled(source: str, names: tuple[tuple[str, object], ...]) -> StepCode:
-    """The function `step` of this source, in which `names` stand for these objects."""
-    scope: dict[str, object] = dict(names)
-    exec(compile(source, "<step>", "exec"), scope)  # the source is made above, of numbers alone
-    step: StepCode = scope["step"]  # type: ignore[assignment]
-    return step
