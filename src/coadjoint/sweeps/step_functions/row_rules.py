@@ -292,17 +292,10 @@ def normalised_backward(
     return places
 
 
-def softmax_backward(
+def along_third(
     arguments: Sequence[Argument], shapes: Sequence[tuple[int, ...]], rows: int
 ) -> list[Place]:
-    """The gradient of a softmax along the axis of argument 2."""
-    return along_other_axis([arguments[0], arguments[2]], shapes, rows)
-
-
-def embedded_in_zeros(
-    arguments: Sequence[Argument], shapes: Sequence[tuple[int, ...]], rows: int
-) -> list[Place]:
-    """slice_backward: a part along one axis (argument 2) of an array of zeros."""
+    """The gradient of an operation along one axis, argument 2: of a softmax, or of a slice."""
     return along_other_axis([arguments[0], arguments[2]], shapes, rows)
 
 
@@ -337,9 +330,9 @@ FILLS = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full")
 
 RULES: dict[str, Rule] = {
     "_log_softmax": along_other_axis,
-    "_log_softmax_backward_data": softmax_backward,
+    "_log_softmax_backward_data": along_third,
     "_softmax": along_other_axis,
-    "_softmax_backward_data": softmax_backward,
+    "_softmax_backward_data": along_third,
     "_unsafe_view": reshaped,
     "addmm": product_and_sum,
     "amax": reduced,
@@ -362,7 +355,7 @@ RULES: dict[str, Rule] = {
     "select": without_axis,
     "select_backward": entry_in_zeros,
     "slice": cut,
-    "slice_backward": embedded_in_zeros,
+    "slice_backward": along_third,
     "split": split,
     "split_with_sizes": split,
     "squeeze": squeezed,
