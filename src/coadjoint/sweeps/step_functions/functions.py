@@ -22,6 +22,7 @@ from ..engines.eager.views import Views
 from ..functions import (
     Context,
     Gradients,
+    Inputs,
     SweepFunction,
     with_quick_apply,
     without_autocast,
@@ -240,16 +241,16 @@ class StepAdjoint(SweepFunction):
 
     @staticmethod
     def setup_context(
-        ctx: StepContext, inputs: tuple[object, ...], output: tuple[Tensor, Tensor | None]
+        ctx: StepContext, inputs: Inputs, output: tuple[Tensor, Tensor | None]
     ) -> None:
         """Keep what the derivatives read; k are integers, without a derivative."""
-        ctx.at, ctx.drives, _, factor, declared, s, s_last, *rest = inputs  # type: ignore[assignment]
+        ctx.at, ctx.drives, _, factor, declared, s, s_last, *rest = inputs
         lam, k = output
         ctx.has = (s is not None, s_last is not None)
         ctx.set_materialize_grads(False)
         if k is not None:
             ctx.mark_non_differentiable(k)
-        ctx.save_for_backward(factor, declared, lam, k, *rest)  # type: ignore[arg-type]
+        ctx.save_for_backward(factor, declared, lam, k, *rest)
 
     @staticmethod
     def backward(ctx: StepContext, glam: Tensor | None, _k: None) -> Gradients:
