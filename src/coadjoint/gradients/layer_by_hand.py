@@ -30,7 +30,7 @@ from ..sweeps import engines
 from ..sweeps.adjoint_tangent import AdjointInputs, AdjointState, adjoint_gradient
 from ..sweeps.affine import affine, plus
 from ..sweeps.checks import is_deferring_checks
-from ..sweeps.chunks import sum_products, sum_rows
+from ..sweeps.chunks import sum_joined, sum_products, sum_rows
 from ..sweeps.costates import Costates, slot_columns
 from ..sweeps.differentiable import Adjoint, forward_gradient
 from ..sweeps.functions import is_transformed
@@ -40,6 +40,7 @@ from ..sweeps.overflow import check_range, constant
 from ..sweeps.plan import Saved, SweepPlan
 from ..sweeps.rows import Link
 from ..sweeps.run import FormulaRun
+from ..sweeps.slopes import read_values
 from ..sweeps.torch_internals import autocast_is_on, is_plain_parameter, own_parameters
 from .evaluation import Gradient, name_gradients
 
@@ -317,15 +318,12 @@ class LayerGradient:
             gradient[id(self.V)] = of_a.t() @ h if rows is None else sum_products(rows, of_a, h)
             if self.b_o is not None:
                 gradient[id(self.b_o)] = of_a.sum(0) if rows is None else sum_rows(rows, of_a)
-        need = (True, sweep.saved.v is not None, True, False, True)
-        delta, by_v, by_W, _, by_p = forward_gradient(
+        need = (True, sweep.saved.v is not None, False, False, True)  # W: see _weights
+        delta, by_v, _, _, by_p = forward_gradient(
             sweep.plan, sweep.saved, sweep.W, plus(more.x, by_x), by_last, more.a, need
         )
         assert delta is not None
-        total_by_W = plus(by_W, more.W)
-        if net.W is not None and total_by_W is not None:
-            gradient[id(net.W)] = total_by_W
-        gradient |= self._input_weights(delta, plus(by_v, more.v))
+        gradient |= self._weights(delta, plus(by_v, more.v), more.W)
         total_by_p = plus(by_p, more.p)
         if total_by_p is not None:
             values = net.p.values()
@@ -333,20 +331,38 @@ class LayerGradient:
                 gradient[id(p)] = of_p.clone()
         return gradient
 
-    def _input_weights(self, delta: Tensor, by_v: Tensor | None) -> GradientById:
-        """The gradients by R and b from those by what the inputs add to the steps."""
+    def _weights(
+        self, delta: Tensor, by_v: Tensor | None, more_by_W: Tensor | None
+    ) -> GradientById:
+        """The gradients by W, R and b, all sums over rows.
+
+        delta      the gradient by what W, R and b add up to, in rows
+        by_v       that by what the inputs add beside W
+        more_by_W  a gradient by W that comes from the costates
+        """
         net = self.net
         rows = self.rows
         u = self.u
         cell = self.sweep.plan.cell
-        by_R = sum_products(rows, delta, u)
-        by_b = None if net.b is None else sum_rows(rows, delta)
+        factors: list[Tensor | None] = [u]
+        if net.W is not None:
+            factors.append(read_values(cell, rows.prev(self.sweep.saved.x), rows))
+        if net.b is not None:
+            factors.append(None)
+        sums = iter(sum_joined(rows, delta, factors))
+        by_R = next(sums)
+        gradient: GradientById = {}
+        if net.W is not None:
+            by_W = plus(next(sums), more_by_W)
+            assert by_W is not None
+            gradient[id(net.W)] = by_W
+        by_b = next(sums, None)
         if cell.driven_entries != cell.gates or cell.side:
             side_by_R = None if by_v is None else sum_products(rows, by_v, u)
             side_by_b = None if by_v is None or net.b is None else sum_rows(rows, by_v)
             by_R = self._by_entry(by_R, side_by_R)
             by_b = None if by_b is None else self._by_entry(by_b, side_by_b)
-        gradient = {id(net.R): by_R}
+        gradient[id(net.R)] = by_R
         if net.b is not None and by_b is not None:
             gradient[id(net.b)] = by_b
         return gradient

@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from .chunks import chunks_from_last, sum_products, sum_rows
+from .chunks import chunks_from_last, compiled_products, sum_products, sum_rows
 from .functions import (
     Context,
     Gradients,
@@ -45,11 +45,15 @@ class Affine(SweepFunction):
 
     @staticmethod
     def forward(rows: Rows, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
-        """The rows y_i M' + b, [N, m]: one product for each chunk of rows."""
-        out = empty((len(y), len(M)), y)
+        """The rows y_i M' + b, [N, m]: compiled, or else one product for each chunk of rows."""
         # M may be a transposed view, so that the m columns of M' lie side by side in memory. A BLAS
-        # is slow at that if m is small beside n: there, each column is laid out by itself.
+        # is slow at that if m is small beside n: there, each column is laid out by itself. So few
+        # columns would leave most of a vector of compiled code empty.
         few_columns = 8 * len(M) <= M.shape[1]
+        compiled = compiled_products()
+        if not few_columns and compiled.can_run(y, (M, b)):
+            return compiled.affine_rows(y, M, b)
+        out = empty((len(y), len(M)), y)
         Mt = M.contiguous().t() if few_columns else M.t()
         for chunk, into in chunks_from_last(rows, y, out):
             # The order in which a BLAS adds depends on the alignment, too; the bits must not.

@@ -1,18 +1,23 @@
 """Sums and products over rows, in fixed chunks of time steps.
 
-A BLAS adds in an order that depends on how many rows it is given. Here it always gets the same
-rows, chunk by chunk from the last to the first, so that a sequence swept in segments has the bits
-of one swept at once. Chunks are added in float64: float32 loses digits over ten thousand rows.
+The order in which numbers are added depends on how many rows there are. Here it is always that of
+the same rows, chunk by chunk from the last to the first, so that a sequence swept in segments has
+the bits of one swept at once. Chunks are added in float64: float32 loses digits over ten thousand
+rows. Compiled code adds them where there is some; torch and its BLAS elsewhere, and where the sum
+itself is to be differentiated.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Iterator, Sequence
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
-from .rows import ROWS_PER_CHUNK, Rows, split_range
+from .rows import ROWS_PER_CHUNK, Bounds, Rows, row_bounds, split_range
 
 # Rows added at once where the result is so small that a BLAS adds them one by one.
 FEW_ROWS = 256
@@ -37,6 +42,31 @@ def chunks_from_last(
     for chunk in reversed(chunks):
         for part in reversed(split_range(chunk, size)):
             yield [y[part.start : part.stop] for y in arrays]
+
+
+class CompiledProducts(Protocol):
+    """The module with products over rows in compiled code: sweeps/engines/c/row_products.py."""
+
+    def can_run(self, y: Tensor, others: Sequence[Tensor | None]) -> bool:
+        """Whether it can read these arrays."""
+
+    def add_products(self, bounds: Bounds, y: Tensor, r: Tensor | None, sums: Tensor) -> None:
+        """Add the sums over rows of r_i y_i' to `sums`; r None: a column of ones."""
+
+    def join_products(
+        self, bounds: Bounds, y: Tensor, arrays: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """The sums over rows of y_i r_i' for each r, and of y_i for None."""
+
+    def affine_rows(self, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
+        """y_i M' + b for each row."""
+
+
+@functools.cache
+def compiled_products() -> CompiledProducts:
+    """The compiled code. Engines import this module, so it is found by name."""
+    module = importlib.import_module(f"{__package__}.engines.c.row_products")
+    return cast(CompiledProducts, module)
 
 
 class Sum:
@@ -64,25 +94,61 @@ class Sum:
         """Add the sum over rows of y_i r_i', [n, m], for y [N, n] and r [N, m]."""
         # Products are faster with the narrower array first, up to ten times if it is very narrow.
         r_first = r.shape[1] < y.shape[1]
+        first, second = (r, y) if r_first else (y, r)
+        if self._add_compiled(rows, first, second, r_first):
+            return
         # For so small a result a BLAS adds one row after the other, which loses digits: it gets
         # few rows at a time, and their sums are added in float64.
         few = y.shape[1] * r.shape[1] <= 64
-        for y_part, r_part in chunks_from_last(rows, y, r, few=few):
-            if r_first:
-                self.add(torch.mm(r_part.t(), y_part).t())
-            else:
-                self.add(torch.mm(y_part.t(), r_part))
+        for first_part, second_part in chunks_from_last(rows, first, second, few=few):
+            product = torch.mm(first_part.t(), second_part)
+            self.add(product.t() if r_first else product)
 
     def add_rows(self, rows: Rows | None, y: Tensor) -> None:
         """Add the sum over rows of y_i, [n], for y [N, n]."""
+        if self._add_compiled(rows, None, y, False):
+            return
         for (part,) in chunks_from_last(rows, y):
             self.add(part.sum(0))
+
+    def _add_compiled(
+        self, rows: Rows | None, first: Tensor | None, second: Tensor, flipped: bool
+    ) -> bool:
+        """Add the sum of first_i second_i' in compiled code, if that can run; first None: ones.
+
+        flipped: the value is the transpose.
+        """
+        compiled = compiled_products()
+        if not compiled.can_run(second, (first,)):
+            return False
+        m = second.shape[1]
+        old = self.value
+        if old is None:
+            width = 1 if first is None else first.shape[1]
+            sums = second.new_zeros((width, m), dtype=torch.float64)
+        else:
+            old = (old.t() if flipped else old).reshape(-1, m)
+            is_ours = self.may_overwrite and old.dtype == torch.float64 and old.is_contiguous()
+            sums = old if is_ours else old.to(torch.float64, copy=True).contiguous()
+        compiled.add_products(bounds_from_last(rows, second), second, first, sums)
+        self.dtype = second.dtype
+        self.may_overwrite = True
+        if first is None:
+            self.value = sums[0]
+        else:
+            self.value = sums.t() if flipped else sums
+        return True
 
     def total(self) -> Tensor:
         """The sum, in the type of its terms."""
         assert self.value is not None
         # Contiguous: parameters_to_vector, for one, calls view() on gradients.
         return self.value.to(self.dtype).contiguous()
+
+
+def bounds_from_last(rows: Rows | None, y: Tensor) -> Bounds:
+    """The first row of each chunk of y and the row after its last; the last chunk comes first."""
+    return rows.bounds_from_last if rows else row_bounds([range(len(y))])
 
 
 def sum_products(rows: Rows | None, y: Tensor, r: Tensor) -> Tensor:
@@ -97,3 +163,14 @@ def sum_rows(rows: Rows | None, y: Tensor) -> Tensor:
     terms = Sum()
     terms.add_rows(rows, y)
     return terms.total()
+
+
+def sum_joined(rows: Rows | None, y: Tensor, arrays: Sequence[Tensor | None]) -> list[Tensor]:
+    """sum_products(rows, y, r) for each array r, and sum_rows(rows, y) for None.
+
+    With the same bits; compiled code reads y once for all of them.
+    """
+    compiled = compiled_products()
+    if not compiled.can_run(y, arrays):
+        return [sum_rows(rows, y) if r is None else sum_products(rows, y, r) for r in arrays]
+    return compiled.join_products(bounds_from_last(rows, y), y, arrays)

@@ -43,6 +43,14 @@ class Pointers(NamedTuple):
     owners: list[Tensor | None]
 
 
+class RowPointers(NamedTuple):
+    """Addresses of arrays whose rows may lie apart, and the tensors that own them."""
+
+    addresses: list[int]
+    steps: list[int]  # values from one row to the next
+    owners: list[Tensor]
+
+
 class Expected(NamedTuple):
     """What a loop takes an array for."""
 
@@ -73,9 +81,7 @@ def pointers(
             continue
         y = array
         if type(y) not in PLAIN:
-            if not is_ordinary(type(y)):
-                raise refusal_error(array, Expected(name, count, dtype, device))
-            y = y.as_subclass(Tensor)  # without the methods of its class
+            y = plain_part(array, Expected(name, count, dtype, device))
         try:
             if not y.is_contiguous():
                 y = contiguous_copy(y)
@@ -89,14 +95,64 @@ def pointers(
         enough = room >= (y.storage_offset() + count) * size
         if not enough or y.nbytes != count * size or y.dtype is not dtype or y.device != device:
             raise refusal_error(array, Expected(name, count, dtype, device))
-        if address == 0 and count > 0:  # values that are stored nowhere
-            if not is_zero_everywhere(y):
-                raise refusal_error(array, Expected(name, count, dtype, device))
-            y = torch.zeros_like(y)  # of a direction in forward mode that torch knows to be zero
+        if address == 0 and count > 0:
+            y = stored_zeros(y, Expected(name, count, dtype, device))
             address = y.data_ptr()
         addresses.append(address)
         owners.append(y)
     return Pointers(addresses, owners)
+
+
+def row_pointers(
+    names: Sequence[str], arrays: Sequence[Tensor], dtype: torch.dtype, device: torch.device
+) -> RowPointers:
+    """The addresses of arrays [N, n] whose rows may lie apart, such as some columns of another.
+
+    An array whose columns do not lie side by side is copied; one that is not what the loop expects
+    is refused, as in `pointers`.
+    """
+    addresses: list[int] = []
+    steps: list[int] = []
+    owners: list[Tensor] = []
+    for name, array in zip(names, arrays, strict=True):
+        rows, columns = array.shape
+        expected = Expected(name, rows * columns, dtype, device)
+        y = array if type(array) in PLAIN else plain_part(array, expected)
+        try:
+            if columns > 1 and y.stride(1) != 1:
+                y = contiguous_copy(y)
+            if y.is_neg():
+                y = y.resolve_neg()
+            step = y.stride(0)
+            room = y.untyped_storage().nbytes()
+            address = y.data_ptr()
+        except RuntimeError:
+            raise refusal_error(array, expected) from None
+        end = y.storage_offset() + (rows - 1) * step + columns if expected.values else 0
+        if room < end * dtype.itemsize or y.dtype is not dtype or y.device != device:
+            raise refusal_error(array, expected)
+        if address == 0 and expected.values > 0:
+            y = stored_zeros(y, expected)
+            step = columns
+            address = y.data_ptr()
+        addresses.append(address)
+        steps.append(step)
+        owners.append(y)
+    return RowPointers(addresses, steps, owners)
+
+
+def plain_part(y: Tensor, expected: Expected) -> Tensor:
+    """A tensor of an ordinary class without the methods of that class; others are refused."""
+    if not is_ordinary(type(y)):
+        raise refusal_error(y, expected)
+    return y.as_subclass(Tensor)
+
+
+def stored_zeros(y: Tensor, expected: Expected) -> Tensor:
+    """Zeros in memory for a tensor without an address, which must be a direction known to be 0."""
+    if not is_zero_everywhere(y):
+        raise refusal_error(y, expected)
+    return torch.zeros_like(y)
 
 
 def is_short_of_memory(y: Tensor) -> bool:

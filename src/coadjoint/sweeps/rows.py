@@ -10,10 +10,11 @@ Nothing is padded and nothing is masked: a step that does not exist has no row.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+Bounds: TypeAlias = "ctypes.Array[ctypes.c_int64]"
 Indices: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.intp]]"
 
 
@@ -75,6 +77,12 @@ def split_range(rows: range, size: int) -> list[range]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
+def row_bounds(ranges: Iterable[range]) -> Bounds:
+    """The first row of each range and the row after its last, as compiled code reads them."""
+    bounds = [bound for part in ranges for bound in (part.start, part.stop)]
+    return (ctypes.c_int64 * len(bounds))(*bounds)
+
+
 class Rows:
     """Where the steps of B samples lie; sizes: the number of samples at each step.
 
@@ -112,6 +120,11 @@ class Rows:
         if self.T % self.chunk_steps != 0:  # the last chunk is shorter
             bounds.append(self.N)
         return [range(begin, end) for begin, end in itertools.pairwise(bounds)]
+
+    @functools.cached_property
+    def bounds_from_last(self) -> Bounds:
+        """The first row of each chunk and the row after its last, (first, end, ...), last first."""
+        return row_bounds(reversed(self.chunks))
 
     def steps(self, y: Tensor) -> tuple[Tensor, ...]:
         """A step array [N, .] as T views [n_t, .], n_t the samples that take step t."""

@@ -1,9 +1,13 @@
 """A cell's formula as C: elementwise loops, put together with the templates that all cells share.
 
-vectors.h   vectors of numbers and the functions a formula may use, threads
-loops.h     the product with W and the three loops over time
-dense.h     the tangents of dense layers
-points.h    one elementwise loop over rows
+vectors.h       vectors of numbers and the functions a formula may use, threads
+product.h       a product with a packed matrix
+loops.h         the three loops over time
+dense.h         the tangents of dense layers
+points.h        one elementwise loop over rows
+affine.h        y_i M' + b for all rows
+row_products.h  sums over rows of products, the gradients by weights
+per_sample.h    what is computed once for each sample
 """
 
 from __future__ import annotations
@@ -231,7 +235,7 @@ def cell_source(cell: Cell, dtype: torch.dtype) -> str:
         elementwise_loop("read_pull", [x, rbar, held], [total]),
         elementwise_loop("read_push", [x, mu], [Array("r", along.through_read)]),
     ]
-    templates = read_template("vectors.h") + read_template("loops.h")
+    templates = "".join(map(read_template, ("vectors.h", "product.h", "loops.h")))
     return _defines(cell, back, dtype) + templates + "".join(loops)
 
 
@@ -259,6 +263,13 @@ def per_sample_source(dtype: torch.dtype) -> str:
     """What is computed once for each sample in C, for one type of number."""
     text = f"#define REAL_IS_DOUBLE {int(dtype == torch.float64)}\n" + read_template("vectors.h")
     return text + read_template("per_sample.h")
+
+
+def row_products_source(dtype: torch.dtype) -> str:
+    """Products over rows in C, for one type of number."""
+    text = f"#define REAL_IS_DOUBLE {int(dtype == torch.float64)}\n"
+    names = ("vectors.h", "product.h", "affine.h", "row_products.h")
+    return text + "".join(map(read_template, names))
 
 
 class PointwiseSource(NamedTuple):
