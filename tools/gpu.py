@@ -319,13 +319,9 @@ def determinism(setting):
     for name, sizes, d, holds in REPEATED:
         problem = Problem(name, sizes, d, F32, setting.device)
         if not setting.dry:
-            g = geometry.choose_geometry(
-                problem.cell,
-                d,
-                problem.rows.B,
-                4,
-                driver.processor_count(problem.base.get_device()),
-            )
+            device = problem.base.get_device()
+            chip = driver.processor_count(device), driver.shared_memory_limit(device)
+            g = geometry.choose_geometry(problem.cell, d, problem.rows.B, 4, *chip)
             if g is None or not holds(g):
                 failures.append(f"{name}, d = {d}: the network lies otherwise on this chip, {g}")
         first = swept(problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,6 +33,29 @@ def nvrtc() -> ctypes.CDLL:
         except OSError:
             continue
     raise OSError("libnvrtc.so")
+
+
+@functools.cache
+def known_architectures(library: ctypes.CDLL) -> tuple[int, ...]:
+    """The architectures that NVRTC (`library`) can compile for, such as 80, 86 and 90."""
+    count = ctypes.c_int()
+    library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    numbers = (ctypes.c_int * count.value)()
+    library.nvrtcGetSupportedArchs(numbers)
+    return tuple(numbers)
+
+
+def choose_architecture(capability: tuple[int, int], known: Sequence[int]) -> str | None:
+    """The architecture of `known` to compile for, such as 'sm_90'; None if a GPU runs none of them.
+
+    That of the GPU's compute capability, or else the first of its major number, whose code all
+    later ones run: a compiler older than the GPU may know that one alone.
+    """
+    major, minor = capability
+    for number in (10 * major + minor, 10 * major):
+        if number in known:
+            return f"sm_{number}"
+    return None
 
 
 def compile_kernel(text: str, arch: str, library: ctypes.CDLL) -> bytes:
@@ -96,8 +120,9 @@ def load_function(text: str, name: str, device: int, shared: int) -> ctypes.c_vo
 
     shared: bytes of shared memory that its blocks may have.
     """
-    major, minor = torch.cuda.get_device_capability(device)
-    arch = f"sm_{major}{minor}"
+    capability = torch.cuda.get_device_capability(device)
+    arch = choose_architecture(capability, known_architectures(nvrtc()))
+    assert arch is not None  # else the engine was refused
 
     def make(out: Path) -> None:
         """Compile the source to the file `out`."""

@@ -25,6 +25,8 @@ from ..expressions import input_groups
 from .driver import (
     ARRAYS,
     Arguments,
+    choose_architecture,
+    known_architectures,
     launch_kernel,
     load_function,
     load_kernel,
@@ -58,9 +60,16 @@ def refusal(device: str) -> str | None:
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
         return "needs a GPU of compute capability 8.0 or higher. Use engine='auto'."
     try:
-        nvrtc()
+        library = nvrtc()
     except OSError:
         return "needs NVRTC, CUDA's run-time compiler, but it was not found. Use engine='auto'."
+    if torch.cuda.is_available():
+        capability = torch.cuda.get_device_capability()
+        if choose_architecture(capability, known_architectures(library)) is None:
+            return (
+                f"needs a newer CUDA: NVRTC of {torch.version.cuda} cannot compile for compute "
+                f"capability {capability[0]}.{capability[1]}. Use engine='auto'."
+            )
     return None
 
 

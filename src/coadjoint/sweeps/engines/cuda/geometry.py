@@ -146,6 +146,8 @@ def place_weights(
     if backwards:
         inner = len(cell.gates) * d
         outer = len(cell.read) * g.units
+    if not cell.read:
+        outer = 0  # no product: sums of it would take room that many units do not leave
     most = WEIGHTS // size  # entries of W that a thread may have
     if g.parts == 1:
         most += SHARED // (32 * g.warps * size)  # its share of the shared memory
