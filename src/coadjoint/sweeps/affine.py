@@ -50,9 +50,10 @@ class Affine(SweepFunction):
         # is slow at that if m is small beside n: there, each column is laid out by itself. So few
         # columns would leave most of a vector of compiled code empty.
         few_columns = 8 * len(M) <= M.shape[1]
-        compiled = compiled_products()
-        if not few_columns and compiled.can_run(y, (M, b)):
-            return compiled.affine_rows(y, M, b)
+        if not few_columns:
+            compiled = compiled_products(rows, y, len(M), (M, b))
+            if compiled is not None:
+                return compiled.affine_rows(y, M, b)
         out = empty((len(y), len(M)), y)
         Mt = M.contiguous().t() if few_columns else M.t()
         for chunk, into in chunks_from_last(rows, y, out):

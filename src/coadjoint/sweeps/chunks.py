@@ -21,6 +21,8 @@ from .rows import ROWS_PER_CHUNK, Bounds, Rows, row_bounds, split_range
 
 # Rows added at once where the result is so small that a BLAS adds them one by one.
 FEW_ROWS = 256
+# Multiplications from which compiled code is faster: a BLAS is called sooner.
+COMPILED_FROM = 500_000
 
 
 def chunks_from_last(
@@ -63,10 +65,25 @@ class CompiledProducts(Protocol):
 
 
 @functools.cache
-def compiled_products() -> CompiledProducts:
+def compiled_module() -> CompiledProducts:
     """The compiled code. Engines import this module, so it is found by name."""
     module = importlib.import_module(f"{__package__}.engines.c.row_products")
     return cast(CompiledProducts, module)
+
+
+def compiled_products(
+    rows: Rows | None, y: Tensor, width: int, others: Sequence[Tensor | None]
+) -> CompiledProducts | None:
+    """The compiled code, if it can read these arrays and pays; else None.
+
+    width: by how many numbers each entry of y [N, .] is multiplied. Rows are counted over the full
+    sequence, so that its segments all go the same way.
+    """
+    count = rows.rows_in_full if rows else len(y)
+    if count * y.shape[1] * width < COMPILED_FROM:
+        return None
+    compiled = compiled_module()
+    return compiled if compiled.can_run(y, others) else None
 
 
 class Sum:
@@ -118,13 +135,13 @@ class Sum:
 
         flipped: the value is the transpose.
         """
-        compiled = compiled_products()
-        if not compiled.can_run(second, (first,)):
+        width = 1 if first is None else first.shape[1]
+        compiled = compiled_products(rows, second, width, (first,))
+        if compiled is None:
             return False
         m = second.shape[1]
         old = self.value
         if old is None:
-            width = 1 if first is None else first.shape[1]
             sums = second.new_zeros((width, m), dtype=torch.float64)
         else:
             old = (old.t() if flipped else old).reshape(-1, m)
@@ -166,11 +183,21 @@ def sum_rows(rows: Rows | None, y: Tensor) -> Tensor:
 
 
 def sum_joined(rows: Rows | None, y: Tensor, arrays: Sequence[Tensor | None]) -> list[Tensor]:
-    """sum_products(rows, y, r) for each array r, and sum_rows(rows, y) for None.
+    """sum_products(rows, y, r) for each array r, and sum_rows(rows, y) for None, with their bits.
 
-    With the same bits; compiled code reads y once for all of them.
+    Compiled code reads y once for all of them.
     """
-    compiled = compiled_products()
-    if not compiled.can_run(y, arrays):
-        return [sum_rows(rows, y) if r is None else sum_products(rows, y, r) for r in arrays]
-    return compiled.join_products(bounds_from_last(rows, y), y, arrays)
+    totals: list[Tensor | None] = [None] * len(arrays)
+    joined = []  # the arrays of compiled sums, by their place
+    for i, r in enumerate(arrays):
+        width = 1 if r is None else r.shape[1]
+        if compiled_products(rows, y, width, (r,)) is not None:
+            joined.append(i)
+        else:
+            totals[i] = sum_rows(rows, y) if r is None else sum_products(rows, y, r)
+    if joined:
+        chosen = [arrays[i] for i in joined]
+        sums = compiled_module().join_products(bounds_from_last(rows, y), y, chosen)
+        for i, total in zip(joined, sums, strict=True):
+            totals[i] = total
+    return cast(list[Tensor], totals)
