@@ -22,6 +22,7 @@ from coadjoint.sweeps import pointwise, slopes
 from coadjoint.sweeps.engines import reference
 from coadjoint.sweeps.engines.c import compiler
 from coadjoint.sweeps.engines.c import engine as c_engine
+from coadjoint.sweeps.engines.c import threads as c_threads
 from coadjoint.sweeps.plan import Saved, SweepPlan
 from coadjoint.sweeps.rows import Link, Rows, pow2
 from compare import close
@@ -160,8 +161,8 @@ def test_threads_and_batches_change_no_number_of_a_sample(name, monkeypatch):
         return [tape.x, lam, k[:, None], mu, tape.q, delta, nu]
 
     expected = swept(whole)
-    monkeypatch.setattr(c_engine, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(c_engine, "WORK_PER_THREAD_BY_STEP", 1)
+    monkeypatch.setattr(c_threads, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(c_threads, "WORK_PER_THREAD_BY_STEP", 1)
     for threads in (2, 3, 7):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         for found, true in zip(swept(whole), expected, strict=True):

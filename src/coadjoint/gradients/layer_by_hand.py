@@ -28,7 +28,7 @@ from ..objectives.loss_points import GraphPoint, graph_point
 from ..objectives.losses import LOSSES, LossLike
 from ..sweeps import engines
 from ..sweeps.adjoint_tangent import AdjointInputs, AdjointState, adjoint_gradient
-from ..sweeps.affine import affine, plus
+from ..sweeps.affine import affine, compiled_affine, plus
 from ..sweeps.checks import is_deferring_checks
 from ..sweeps.chunks import sum_joined, sum_products, sum_rows
 from ..sweeps.costates import Costates, slot_columns
@@ -96,12 +96,10 @@ class LayerGradient:
         with torch.no_grad():
             weights = net.effective_weights()
             self.input_weights = weights.input_weights
-            base, side = net.drive(self.u, self.input_weights, self.rows)
-            assert base is not None
             x0 = self.layout.sort(net.initial_state(batch.x0, self.rows.B))
             plan = SweepPlan(cell, self.rows, engine)
             p = weights.p
-            x, a, q = engine.forward(plan, base, side, weights.W, x0, p)
+            side, (x, a, q) = self._forward(plan, x0, weights.W, p)
             last = self.rows.last(x)
             check_range(plan, last, "the state", constant(x))
             self.sweep = FormulaRun(plan, Saved(a, side, x, p, q), weights.W, last)
@@ -116,6 +114,21 @@ class LayerGradient:
             return
         with torch.enable_grad():
             self.losses = judge.sample_losses(self.a.requires_grad_())
+
+    def _forward(
+        self, plan: SweepPlan, x0: Tensor, W: Tensor | None, p: Tensor | None
+    ) -> tuple[Tensor | None, tuple[Tensor, Tensor, Tensor | None]]:
+        """What the inputs add beside W, and the forward sweep (x, a, q)."""
+        from_inputs = getattr(plan.engine, "forward_from_inputs", None)
+        rows = self.rows
+        assert self.input_weights is not None
+        (R, b), side_weights = self.input_weights
+        if from_inputs is None or not compiled_affine(rows, self.u, R, b):
+            base, side = self.net.drive(self.u, self.input_weights, rows)
+            assert base is not None
+            return side, plan.engine.forward(plan, base, side, W, x0, p)
+        side = None if side_weights is None else affine(rows, self.u, *side_weights)
+        return side, from_inputs(plan, self.u, R, b, side, W, x0, p)
 
     @functools.cached_property
     def run(self) -> Trajectory:

@@ -10,7 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
-from .chunks import chunks_from_last, compiled_products, sum_products, sum_rows
+from .chunks import CompiledProducts, chunks_from_last, compiled_products, sum_products, sum_rows
 from .functions import (
     Context,
     Gradients,
@@ -33,6 +33,19 @@ def plus(*terms: Tensor | None) -> Tensor | None:
     return functools.reduce(torch.add, present)
 
 
+def has_few_columns(M: Tensor) -> bool:
+    """Has M' few columns beside its rows?"""
+    return 8 * len(M) <= M.shape[1]
+
+
+def compiled_affine(rows: Rows, y: Tensor, M: Tensor, b: Tensor | None) -> CompiledProducts | None:
+    """The compiled code for y_i M' + b; None where a BLAS is as fast.
+
+    Few columns would leave most of a vector of compiled code empty.
+    """
+    return None if has_few_columns(M) else compiled_products(rows, y, len(M), (M, b))
+
+
 class AffineContext(Context):
     """The context of Affine."""
 
@@ -46,16 +59,13 @@ class Affine(SweepFunction):
     @staticmethod
     def forward(rows: Rows, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
         """The rows y_i M' + b, [N, m]: compiled, or else one product for each chunk of rows."""
-        # M may be a transposed view, so that the m columns of M' lie side by side in memory. A BLAS
-        # is slow at that if m is small beside n: there, each column is laid out by itself. So few
-        # columns would leave most of a vector of compiled code empty.
-        few_columns = 8 * len(M) <= M.shape[1]
-        if not few_columns:
-            compiled = compiled_products(rows, y, len(M), (M, b))
-            if compiled is not None:
-                return compiled.affine_rows(y, M, b)
+        compiled = compiled_affine(rows, y, M, b)
+        if compiled is not None:
+            return compiled.affine_rows(y, M, b)
         out = empty((len(y), len(M)), y)
-        Mt = M.contiguous().t() if few_columns else M.t()
+        # M may be a transposed view, so that the m columns of M' lie side by side in memory. A BLAS
+        # is slow at that if m is small beside n: there, each column is laid out by itself.
+        Mt = M.contiguous().t() if has_few_columns(M) else M.t()
         for chunk, into in chunks_from_last(rows, y, out):
             # The order in which a BLAS adds depends on the alignment, too; the bits must not.
             part = align_to_64_bytes(chunk)

@@ -22,32 +22,35 @@ from ...functions import without_graph
 from ...memory import empty
 from ...plan import Saved, SweepPlan
 from ...pointers import pointers
-from ...pointwise import Pointwise
-from ...rows import Link, Rows
+from ...rows import Link
 from ...weights import is_by_step
-from ..expressions import adjoint_step, input_groups, tangent_step
+from ..expressions import adjoint_step, tangent_step
 from . import compiler
-from .source import (
-    cell_source,
-    costly_parameter_terms,
-    dense_bend,
-    dense_source,
-    pointwise_source,
-)
+from .points import pointwise
+from .source import cell_source, costly_parameter_terms, dense_bend, dense_source
+from .threads import thread_count
 
-WORK_PER_THREAD = 10_000_000  # operations; a thread is not started for fewer
-# The same with W by step, which every thread must pack for itself, between products of torch's
-# whose threads are still awake.
-WORK_PER_THREAD_BY_STEP = 100_000_000
-MOST_THREADS = 64  # as in vectors.h
+__all__ = [
+    "adjoint",
+    "dense_tangent",
+    "forward",
+    "forward_from_inputs",
+    "layer_gradients",
+    "pointwise",
+    "refusal",
+    "row_norms",
+    "takes_biases",
+    "tangent",
+]
+
 # The arrays of struct sweep in loops.h, after its numbers. Each loop uses some of them: the
 # tangent has g for s, ga for base, mu for lam and nu for delta; the adjoint has sa for base. The
-# last two are of dense_tangent alone.
+# costates and rates are of dense_tangent alone, and the last three of forward_from_inputs.
 ARRAY_NAMES = (
     "starts", "p", "W", "v", "a", "x", "q", "base", "s", "s_last", "k_last", "link", "lam",
-    "delta", "k", "costates", "rates",
+    "delta", "k", "costates", "rates", "u", "R", "b",
 )  # fmt: skip
-NUMBERS = 8  # T, B, d, threads, scaled, keep, W_step, shared
+NUMBERS = 9  # T, B, d, threads, scaled, keep, W_step, shared, width
 FIELDS = ctypes.c_int64 * (NUMBERS + len(ARRAY_NAMES))
 CPU = torch.device("cpu")
 takes_biases = True  # `forward` takes base with a row for each step
@@ -92,97 +95,6 @@ def compiled_loops(cell: Cell, dtype: torch.dtype) -> CompiledLoops:
     return CompiledLoops(lib.forward, lib.adjoint, lib.tangent, terms, dtype)
 
 
-class CompiledPointwise(NamedTuple):
-    """A compiled Pointwise: its loop, and the terms it is given beside its inputs."""
-
-    run: Callable[..., None]  # (rows, d, threads, addresses)
-    uniform_terms: tuple[Node, ...]
-
-
-@functools.cache
-def compiled_pointwise(
-    op: Pointwise, present: tuple[bool, ...], dtype: torch.dtype
-) -> CompiledPointwise:
-    """Compile an operation, or load what was compiled before.
-
-    present: for each array of op.known and op.inputs, whether it is given (input_groups).
-    """
-    source = pointwise_source(op, present, dtype)
-    run = compiler.library(source.text).run
-    run.argtypes = [ctypes.c_int64] * 3 + [ctypes.c_void_p]
-    run.restype = None
-    return CompiledPointwise(run, source.uniform_terms)
-
-
-def pointwise(
-    op: Pointwise,
-    rows: Rows | None,
-    at_hand: Sequence[Tensor | None],
-    tensors: Sequence[Tensor | None],
-) -> list[Tensor]:
-    """Run `op` in C: its outputs [rows, m d] that are not identically zero, in their order.
-
-    rows: not needed here; it belongs to the interface of engines.
-    at_hand, tensors: the values of op.known and op.inputs, None where one is missing.
-    """
-    groups = []
-    given = []
-    for group, y in zip(input_groups(op), (*at_hand, *tensors), strict=True):
-        if y is not None:
-            groups.append(group)
-            given.append(y)
-    # The first input that has rows tells their number and that of the units.
-    for (name, nodes), y in zip(groups, given, strict=True):
-        if name is not None and name not in op.uniform:
-            like = y
-            d = y.shape[1] // len(nodes)
-            break
-    count = like.shape[0]
-    present = tuple(y is not None for y in (*at_hand, *tensors))
-    run, uniform_terms = compiled_pointwise(op, present, like.dtype)
-    once = like.new_empty(0)  # terms that are the same for all rows, computed once
-    if uniform_terms:
-        known: dict[Node, Tensor] = {}
-        for (name, nodes), y in zip(groups, given, strict=True):
-            if name in op.uniform:
-                known.update(zip(nodes, y.split(d), strict=True))
-        once = _packed_values(uniform_terms, known, like, d)
-    outputs = []
-    for name, nodes in op.outputs:
-        if name in op.nonzero_outputs:
-            outputs.append(empty((count, d * len(nodes)), like))
-    arrays = [*given, once, *outputs]
-    entries = sum(y.shape[-1] for y in arrays) // d
-    work = 20 * count * d * entries  # about 20 operations for each number read or written
-    threads = _thread_count(work, count, WORK_PER_THREAD)
-    names, sizes = op.expected_sizes(groups, count, d)
-    names.insert(len(given), "once")
-    sizes.insert(len(given), len(uniform_terms) * d)
-    # `held` keeps the tensors alive as long as their addresses are used.
-    held = pointers(names, arrays, sizes, [like.dtype] * len(arrays), CPU)
-    run(count, d, threads, address_array(len(arrays))(*held.addresses))
-    return outputs
-
-
-@functools.cache
-def address_array(count: int) -> type[ctypes.Array[ctypes.c_void_p]]:
-    """The type of an array of addresses: making it takes longer than filling it."""
-    return ctypes.c_void_p * count
-
-
-def _packed_values(
-    terms: Sequence[Node], known: dict[Node, Tensor], like: Tensor, d: int
-) -> Tensor:
-    """The values of terms side by side, [terms d]; known: the values [d] of their inputs."""
-    values = evaluate_nodes(terms, known)
-    return torch.cat([torch.as_tensor(y, dtype=like.dtype).expand(d) for y in values])
-
-
-def _thread_count(work: int, most: int, per_thread: int) -> int:
-    """How many threads share `work` operations, at most `most` (one for each row, say)."""
-    return max(1, min(torch.get_num_threads(), MOST_THREADS, most, work // per_thread))
-
-
 def run(
     sweep: Sweep,
     plan: SweepPlan,
@@ -196,8 +108,10 @@ def run(
 
     loops    what `sweep` is one of
     flags    (scaled, keep); scaled: lam has exponents; keep: lam or mu has a row for every state
-    arrays   those of struct sweep after p, see ARRAY_NAMES; None where the loop needs none
+    arrays   those of struct sweep after p, see ARRAY_NAMES; None where the loop needs none, and
+             nothing at all for the last ones
     """
+    arrays = (*arrays, *[None] * (len(ARRAY_NAMES) - 2 - len(arrays)))
     cell = plan.cell
     rows = plan.rows
     if loops.parameter_terms and p is not None:  # the loop reads these terms after p
@@ -211,24 +125,31 @@ def run(
     base = arrays[5]
     by_step = W is not None and is_by_step(W)
     shared = base is not None and len(base) != rows.N  # a bias for each step
-    per_thread = WORK_PER_THREAD_BY_STEP if by_step else WORK_PER_THREAD
-    threads = _thread_count(work, MOST_THREADS, per_thread)  # they share the samples
-    sizes = array_sizes(plan, loops, d, bool(flags[1]), by_step, shared)
+    threads = thread_count(work, by_step=by_step)  # they share the samples
+    u = arrays[ARRAY_NAMES.index("u") - 2]
+    inputs = 0 if u is None else u.shape[1]
+    sizes = array_sizes(plan, loops, d, bool(flags[1]), by_step, shared, inputs)
     dtypes = array_dtypes(loops.dtype)
     # `held` keeps the tensors alive as long as their addresses are used.
     held = pointers(ARRAY_NAMES, (starts, p, *arrays), sizes, dtypes, CPU)
     W_step = len(cell.gates) * d * len(cell.read) * d if by_step else 0
-    if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, W_step, shared, *held.addresses)):
+    if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, W_step, shared, inputs, *held.addresses)):
         raise MemoryError("not enough memory for the sweep's weights.")
 
 
 def array_sizes(
-    plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool, by_step: bool, shared: bool
+    plan: SweepPlan,
+    loops: CompiledLoops,
+    d: int,
+    keep: bool,
+    by_step: bool,
+    shared: bool,
+    inputs: int,
 ) -> tuple[int, ...]:
     """How many values the arrays of struct sweep have, in the order of ARRAY_NAMES.
 
     keep: lam has a row for every state; otherwise two states take turns. by_step: W has a matrix
-    for each step. shared: base has a row for each step.
+    for each step. shared: base has a row for each step. inputs: the width of u.
     """
     cell = plan.cell
     B = plan.rows.B
@@ -254,6 +175,9 @@ def array_sizes(
         B + N,  # k
         states,  # costates
         B + N,  # rates
+        N * inputs,  # u
+        gates * inputs,  # R
+        gates,  # b
     )
 
 
@@ -272,20 +196,51 @@ def forward(
 
     base may have one row for each step, [T, g d], which its samples share, if W is by step.
     """
+    # Without W, a is base; it is not written where no derivative reads it.
+    a = base.clone() if W is None and plan.cell.needs_a else None
+    return _forward(plan, (base,), a, v, W, x0, p)
+
+
+@without_graph
+def forward_from_inputs(
+    plan: SweepPlan,
+    u: Tensor,
+    R: Tensor,
+    b: Tensor | None,
+    v: Tensor | None,
+    W: Tensor | None,
+    x0: Tensor,
+    p: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The forward loop with base = R u + b, which is never written: u [N, .], R [g d, .], b [g d].
+
+    With the bits of `forward` and affine_rows.
+    """
+    return _forward(plan, (None, *[None] * 9, u, R, b), None, v, W, x0, p)
+
+
+def _forward(
+    plan: SweepPlan,
+    sources: Sequence[Tensor | None],
+    a: Tensor | None,
+    v: Tensor | None,
+    W: Tensor | None,
+    x0: Tensor,
+    p: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The forward loop. sources: the arrays from base on, as in ARRAY_NAMES."""
     cell = plan.cell
     rows = plan.rows
-    loops = compiled_loops(cell, base.dtype)
+    loops = compiled_loops(cell, x0.dtype)
     d = x0.shape[1] // len(cell.slots)
-    x = empty((rows.B + rows.N, x0.shape[1]), base)
+    x = empty((rows.B + rows.N, x0.shape[1]), x0)
     x[: rows.B] = x0
     q = None
     if cell.saved_nodes:
-        q = empty((rows.N, d * len(cell.saved_nodes)), base)
-    # Without W, a is base; it is not written where no derivative reads it.
-    is_base = W is None and cell.needs_a
-    a = base.clone() if is_base else empty((rows.N, base.shape[1]), base)
-    arrays = (W, v, a, x, q, base, *[None] * 9)  # s .. rates of ARRAY_NAMES are not used
-    run(loops.forward, plan, loops, p, d, (0, 1), arrays)  # not scaled, all states kept
+        q = empty((rows.N, d * len(cell.saved_nodes)), x0)
+    if a is None:
+        a = empty((rows.N, d * len(cell.gates)), x0)
+    run(loops.forward, plan, loops, p, d, (0, 1), (W, v, a, x, q, *sources))  # not scaled
     return x, a, q
 
 
@@ -319,7 +274,7 @@ def adjoint(
     factor = None if link is None else link.factor
     # In the order of ARRAY_NAMES, after p: sa stands for base.
     sources = (sa, s, s_last, k_last, factor)
-    arrays = (W, saved.v, saved.a, saved.x, saved.q, *sources, lam, delta, k, None, None)
+    arrays = (W, saved.v, saved.a, saved.x, saved.q, *sources, lam, delta, k)
     run(loops.adjoint, plan, loops, saved.p, width // len(cell.slots), (scaled, keep), arrays)
     return lam, delta, k
 
@@ -344,7 +299,7 @@ def tangent(
     factor = None if link is None else link.factor
     # In the order of ARRAY_NAMES, after p: g stands for s, ga for base, mu for lam, nu for delta.
     sources = (ga, g, None, None, factor)
-    arrays = (W, saved.v, saved.a, saved.x, saved.q, *sources, mu, nu, None, None, None)
+    arrays = (W, saved.v, saved.a, saved.x, saved.q, *sources, mu, nu)
     run(loops.tangent, plan, loops, saved.p, d, (0, 1), arrays)  # not scaled, all states kept
     return mu, nu
 
@@ -409,7 +364,7 @@ def layer_gradients(
     arrays = (delta, x, lam_delta, m, by_W, by_b)
     held = pointers(LAYER_ARRAYS, arrays, sizes, [delta.dtype] * len(arrays), CPU)
     work = 2 * count * d * (1 if m is None else 2)
-    threads = _thread_count(work, rows.T, WORK_PER_THREAD_BY_STEP)
+    threads = thread_count(work, rows.T, by_step=True)
     run_layers = compiled_dense(plan.cell, delta.dtype).layer_gradients
     run_layers(LAYER_FIELDS(rows.T, rows.B, d, threads, *held.addresses))
     return by_W, by_b

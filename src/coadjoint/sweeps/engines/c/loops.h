@@ -23,6 +23,7 @@ struct sweep {
     int64_t T, B, d, threads, scaled, keep;
     int64_t W_step; /* values from the W of one step to that of the next; 0 where all share one */
     int64_t shared; /* does base have one row for each step, which all samples share? */
+    int64_t width;  /* of the inputs u, if the forward loop computes base = R u + b */
     const int64_t *starts; /* [T + 1], of the steps in step arrays; 0 where each has B rows */
     const real *p, *W, *v;
     real *a, *x, *q;
@@ -33,6 +34,7 @@ struct sweep {
     real *state, *step;               /* lam or mu; delta or nu */
     int32_t *k;                       /* [B + N] */
     const real *costates, *rates;     /* [B + N, .] and [B + N], of dense.h */
+    const real *u, *R, *b;            /* [N, width], [g d, width] and [g d] or 0 */
 };
 
 INLINE long start(const struct sweep *s, long t) { return s->starts ? s->starts[t] : t * s->B; }
@@ -46,7 +48,7 @@ INLINE long taking(const struct sweep *s, long t, long lo, long hi) {
 /* what a share is given: the sweep, and room for W as panels */
 struct job {
     struct sweep sweep;
-    real *panels;
+    real *panels, *input_panels; /* the latter of R */
     long K, N;
     int transposed;
 };
@@ -66,8 +68,13 @@ static void forward_share(const void *given, long lo, long hi, real *scratch) {
     for (long t = 0; t < s->T && (n = taking(s, t, lo, hi)); t++) {
         long row = start(s, t) + lo;
         const real *P = packed(job, t);
-        const real *base = s->step_source + (s->shared ? t : row) * GATES * d, *a = base;
+        const real *base = AT(s->step_source, s->shared ? t : row, GATES), *a = base;
         const real *x = s->x + (state_row(s, t) + lo) * SLOTS * d;
+        if (s->u) {
+            a = NEEDS_A ? s->a + row * GATES * d : buffer;
+            product(n, GATES * d, s->width, s->u + row * s->width, s->width, job->input_panels, s->b, 0, (real *)a, GATES * d);
+            base = a;
+        }
         if (s->W) {
             real *sum = NEEDS_A ? s->a + row * GATES * d : buffer;
             const real *reading = x + (READ_SLOT < 0 ? 0 : READ_SLOT) * d;
@@ -206,9 +213,11 @@ static int run_sweep(struct sweep *s, void (*run)(const void *, long, long, real
     long d = s->d, K = transposed ? READS * d : GATES * d, N = transposed ? GATES * d : READS * d;
     size_t width = (SLOTS + GATES + READS) * d, size = s->W ? vectors(N) * L * K : 0;
     size_t weights = size * (s->W_step ? s->threads : 1); /* a panel for each share, or one for all */
-    char *memory = malloc(sizeof(real) * (weights + s->B * width) + 64);
+    size_t input_weights = s->u ? vectors(GATES * d) * L * s->width : 0;
+    char *memory = malloc(sizeof(real) * (weights + input_weights + s->B * width) + 64);
     if (!memory) return 1;
-    real *P = (real *)(memory + 64 - (uintptr_t)memory % 64), *scratch = P + weights;
+    real *P = (real *)(memory + 64 - (uintptr_t)memory % 64), *P_u = P + weights, *scratch = P_u + input_weights;
+    if (s->u) pack_weights(P_u, s->R, s->width, GATES * d, 1);
     if (size && !s->W_step) pack_weights(P, s->W, K, N, transposed);
     struct share shares[MOST_THREADS];
     struct job jobs[MOST_THREADS];
@@ -218,7 +227,7 @@ static int run_sweep(struct sweep *s, void (*run)(const void *, long, long, real
         done += length;
         int enough = count < s->threads - 1 && (i + 1) % 4 == 0 && done * s->threads >= start(s, s->T) * (count + 1);
         if (enough || i + 1 == s->B) {
-            jobs[count] = (struct job){*s, s->W_step ? P + count * size : P, K, N, transposed};
+            jobs[count] = (struct job){*s, s->W_step ? P + count * size : P, P_u, K, N, transposed};
             shares[count] = (struct share){run, &jobs[count], lo, i + 1, scratch + lo * width};
             count++;
             lo = i + 1;

@@ -21,12 +21,11 @@ from ...pointers import PLAIN, is_traced, pointers, row_pointers
 from ...rows import Bounds
 from . import compiler
 from .source import row_products_source
+from .threads import thread_count
 
 CPU = torch.device("cpu")
 TYPES = (torch.float32, torch.float64)
 MOST_SOURCES = 4  # as in row_products.h
-MOST_THREADS = 64  # as in vectors.h
-WORK_PER_THREAD = 10_000_000  # operations; a thread is not started for fewer
 NAMES = ("y", *["r"] * MOST_SOURCES)
 PRODUCTS = ctypes.c_int64 * (8 + 4 * MOST_SOURCES)  # struct products
 AFFINE = ctypes.c_int64 * 10  # struct affine
@@ -59,11 +58,6 @@ def can_run(y: Tensor, others: Sequence[Tensor | None]) -> bool:
     return not is_transformed() and not is_traced() and compiler.compiler_setup().refusal is None
 
 
-def thread_count(work: int, most: int) -> int:
-    """How many threads share `work` operations, at most `most`."""
-    return max(1, min(torch.get_num_threads(), MOST_THREADS, most, work // WORK_PER_THREAD))
-
-
 def run(call: Call, fields: ctypes.Array[ctypes.c_int64]) -> None:
     """Call a compiled function."""
     if call(fields):
@@ -77,7 +71,7 @@ def sum_fields(
     given = [r for r in arrays if r is not None]
     held = row_pointers(NAMES[: 1 + len(given)], (y, *given), y.dtype, CPU)
     m = y.shape[1]
-    threads = thread_count(2 * len(y) * width * m, MOST_THREADS)
+    threads = thread_count(2 * len(y) * width * m)
     fields = [m, width, threads, len(bounds) // 2, ctypes.addressof(bounds)]
     fields += [held.addresses[0], held.steps[0], sums]
     found = iter(zip(held.addresses[1:], held.steps[1:], strict=True))
