@@ -209,6 +209,32 @@ def test_parts_of_steps_have_names():
     )
 
 
+def test_parts_of_an_lstm_that_mixes_its_memory():
+    """h and c, as of an LSTM, against a loop in which dL/dc does not count."""
+    torch.manual_seed(3)
+    net = co.Network("lstm-mixed", inputs=2, hidden=D, outputs=2, dtype=torch.float64)
+    u = torch.randn(T, 1, 2, dtype=torch.float64)
+    y = torch.randn(1, 2, dtype=torch.float64)
+    assert net.slot_names == ("h", "c")
+    w = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
+    state = (torch.zeros(D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64))
+    states = []
+    for u_t in u[:, 0]:
+        h, c = state
+        a = w["step.W"] @ h + w["step.R"] @ u_t + w["step.b"]
+        i, f, o, n = a.split(D)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(n)
+        state = (torch.sigmoid(o) * torch.tanh(w["step.U"] @ c), c)
+        states.append(state[0])
+    loss = (w["V"] @ state[0] + w["b_o"] - y[0]).square().sum()
+    G = log_ratio(torch.autograd.grad(loss, states, create_graph=True))
+    expected = torch.autograd.grad(loss + RHO * G, list(w.values()))
+    method = co.Penalised(co.penalties.log_ratio.on(part="h"), RHO)
+    assert_close(
+        method(net, co.Batch(u, y), "squared").gradient, dict(zip(w, expected, strict=True))
+    )
+
+
 def test_penalty_on_a_part_can_be_pickled():
     G = pickle.loads(pickle.dumps(0.5 * co.penalties.log_ratio.on(part="h")))
     assert G.name == "0.5 log-ratio on h"
