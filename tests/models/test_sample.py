@@ -166,6 +166,10 @@ def test_a_file_is_replaced_with_force_alone(model, tmp_path, coadjoint, monkeyp
     assert code == 2
     assert "exists. Pass another --out, or --force to replace it." in " ".join(err.split())
     assert out.read_text(encoding="utf-8") == "mine"
+    for more in ((), ("--force",)):
+        code, _, err = coadjoint("sample", "run", "--out", str(tmp_path), *more)
+        assert code == 2
+        assert "is a folder: pass the name of a file to --out." in " ".join(err.split())
     assert coadjoint(*words, "--force")[0] == 0
     assert len(out.read_text(encoding="utf-8")) == 4  # a line feed ends it
 
