@@ -185,6 +185,9 @@ def test_layers_of_a_stack_and_their_states_joined():
     assert torch.allclose(G.on(layer=0, part="h")(lam), variances(first))
     together = variances(torch.cat([first, second], -1))
     assert torch.allclose(G.on("whole", part="h")(lam), together)
+    assert torch.allclose(G.on("whole").on(part="h")(lam), together)
+    assert torch.allclose(G.on(part="h").on("whole")(lam), together)
+    assert torch.allclose(G.on(part="h").on(layer=0)(lam), variances(first))
     with pytest.raises(CoadjointError, match="no part 'c'; its parts: h"):
         G.on(part="c")(lam)
 
