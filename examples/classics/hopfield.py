@@ -63,13 +63,35 @@ def overlap(s, n, recalled=20):
     return float((co.classics.Hopfield().fit(X).predict(some) * some).mean())
 
 
-def digit_patterns():
-    """One image for each digit as 64 signs, cut at the image's median."""
+def validation_images():
+    """The pixels [s, 64] of 300 images, and their digits [s]."""
     images = next(co.tasks.make("digits-flat").held_out("valid", seed=0))
-    rows = list(IMAGES.values())
-    assert images.y[rows].tolist() == list(IMAGES)
-    pixels = images.u[rows].numpy()
+    return images.u.numpy(), images.y.numpy()
+
+
+def as_signs(pixels):
+    """Images as rows of 64 signs, each cut at its median."""
     return np.where(pixels > np.median(pixels, axis=1, keepdims=True), 1.0, -1.0)
+
+
+def digit_patterns():
+    """The images of IMAGES as signs."""
+    pixels, digits = validation_images()
+    rows = list(IMAGES.values())
+    assert digits[rows].tolist() == list(IMAGES)
+    return as_signs(pixels[rows])
+
+
+def mean_digits():
+    """The mean image of each of the ten digits as signs."""
+    pixels, digits = validation_images()
+    return as_signs(np.stack([pixels[digits == k].mean(0) for k in range(10)]))
+
+
+def count_stable(X):
+    """How many of the patterns X no update changes, if a network stores all of them."""
+    field = co.classics.Hopfield().fit(X).field(X)
+    return int((np.where(field >= 0, 1, -1) == X).all(1).sum())
 
 
 def recall_rate(memory, X, share, draws=40):
@@ -94,6 +116,9 @@ def main():
     overlaps = np.abs(digits @ digits.T)[~np.eye(len(digits), dtype=bool)] / 64
     talk = np.abs(memory.crosstalk()).max()
     print(f"digits {list(IMAGES)}: largest overlap {overlaps.max():.2f}, cross-talk {talk:.2f}")
+    means = mean_digits()
+    print(f"stable: {count_stable(digits)} of {len(digits)}; means of all digits: ", end="")
+    print(f"{count_stable(means)} of {len(means)}")
     for share in (0.1, 0.2, 0.3):
         rate = recall_rate(memory, digits, share)
         print(f"{share:.0%} of the signs turned: recalled without error {rate:.0%}")

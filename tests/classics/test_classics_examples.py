@@ -138,6 +138,11 @@ def test_digits_are_recalled():
     assert np.abs(network.crosstalk()).max() < 63 / 64  # so that every digit is stable
     assert (network.predict(digits) == digits).all()
     assert memory.recall_rate(network, digits, 0.1, draws=10) > 0.9
+    assert memory.count_stable(digits) == 4
+    means = memory.mean_digits()
+    W = means.T @ means - 10 * np.eye(64)
+    stable = [all((1 if W[i] @ x >= 0 else -1) == x[i] for i in range(64)) for x in means]
+    assert memory.count_stable(means) == sum(stable) == 1  # all ten are too much alike
 
 
 # 3. Linear models

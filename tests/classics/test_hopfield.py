@@ -125,6 +125,17 @@ def test_parameters_are_those_of_scikit_learn():
     assert repr(memory) == "Hopfield(bias=0.0, max_iter=7, seed=3)"
 
 
+def test_it_is_the_last_step_of_a_pipeline():
+    preprocessing = pytest.importorskip("sklearn.preprocessing")
+    pipeline = pytest.importorskip("sklearn.pipeline")
+    X = signs(7, 3, 100)
+    cut = preprocessing.FunctionTransformer(np.sign)
+    pipe = pipeline.make_pipeline(cut, co.classics.Hopfield()).fit(0.3 * X)
+    noisy = 0.1 * X
+    noisy[:, :9] *= -1
+    assert (pipe.predict(noisy) == X).all()
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -96,6 +96,26 @@ def test_gradient_of_the_loss_by_each_method(problem, method, reduce):
     assert_close(e.gradient, gradient)
 
 
+@pytest.mark.parametrize("method", [co.BPTT(), co.Penalised("variance", RHO)])
+def test_stack_is_reduced_over_the_steps_of_each_sample(method):
+    """The mean over n steps is a loss n times as small, with costates n times as small."""
+    torch.manual_seed(3)
+    sizes = {"inputs": 2, "hidden": [3, 4], "outputs": 2, "readout": "every"}
+    net = co.Stack(["gru", "elman"], **sizes).double()
+    u, y = torch.randn(T, B, 2, dtype=torch.float64), torch.randn(T, B, 2, dtype=torch.float64)
+    found = method(net, co.Batch(u, y, lengths=LENGTHS, reduce="mean"), "squared")
+    expected = dict.fromkeys(found.gradient, 0.0)
+    for j, n in enumerate(LENGTHS.tolist()):
+
+        def divided(y_hat, y, n=n):
+            return (y_hat - y).square().sum(-1) / n
+
+        one = method(net, co.Batch(u[:n, j : j + 1], y[:n, j : j + 1]), divided)
+        assert float(found.losses[j]) == pytest.approx(float(one.losses), rel=1e-12)
+        expected = {name: g + one.gradient[name] / B for name, g in expected.items()}
+    assert_close(found.gradient, expected)
+
+
 def test_held_out_loss_and_baseline_of_a_task():
     torch.manual_seed(0)
     task = co.tasks.make("memorisation-5", length=10)

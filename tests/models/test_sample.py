@@ -83,6 +83,21 @@ def test_samples_are_those_of_a_loop_by_hand(model, options):
     assert model.sample("the ", 10, seed=3, **options)[0] == drawn[0][:14]
 
 
+@pytest.mark.parametrize("shortcut", [{}, {"residual": True}, {"dense": True}])
+def test_samples_of_a_stack_are_those_of_a_loop_by_hand(model, shortcut):
+    """The state of every layer is carried from symbol to symbol."""
+    torch.manual_seed(2)
+    d = model.description
+    sizes = {"inputs": len(d.labels), "hidden": [5, 3], "outputs": len(d.labels)}
+    net = co.Stack(["lstm", "gru"], readout="every", output="softmax", **sizes, **shortcut).double()
+    with torch.no_grad():
+        for p in net.parameters():
+            p *= 3
+    of_stack = co.Model(net, d)
+    (drawn,) = of_stack.sample("the ", 25, seed=5, top_p=0.9)
+    assert drawn == by_hand(of_stack, "the ", 25, Sampling(top_p=0.9), 5, 0)
+
+
 def test_without_a_prime_a_text_begins_after_a_line_feed(model):
     assert model.sample(None, 12)[0] == model.sample("\n", 12)[0][1:]
 
@@ -166,6 +181,10 @@ def test_a_file_is_replaced_with_force_alone(model, tmp_path, coadjoint, monkeyp
     assert code == 2
     assert "exists. Pass another --out, or --force to replace it." in " ".join(err.split())
     assert out.read_text(encoding="utf-8") == "mine"
+    for more in ((), ("--force",)):
+        code, _, err = coadjoint("sample", "run", "--out", str(tmp_path), *more)
+        assert code == 2
+        assert "is a folder: pass the name of a file to --out." in " ".join(err.split())
     assert coadjoint(*words, "--force")[0] == 0
     assert len(out.read_text(encoding="utf-8")) == 4  # a line feed ends it
 

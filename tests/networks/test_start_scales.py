@@ -107,8 +107,10 @@ def test_free_w_begins_with_its_structure_and_loses_it(cell):
 
 
 REFUSED = [
-    ({"cell": "gru", "forget_bias": 1.0}, "this network has none: use it with cell lstm"),
-    ({"cell": "lstm", "bias": False, "forget_bias": 1.0}, "this network has none"),
+    ({"cell": "gru", "forget_bias": 1.0}, "forget gates of cells lstm, peephole and minlstm"),
+    ({"cell": "lstm-mixed", "forget_bias": 1.0}, "this network has none of these with biases"),
+    ({"cell": "lstm", "bias": False, "forget_bias": 1.0}, "none of these with biases"),
+    ({"cell": "lstm", "forget_bias": -1e39}, "-1e\\+39 is outside the range of float32"),
     ({"cell": "unicornn", "std_rec": 0.1}, "cell 'unicornn' has no W"),
     ({"init": "spectral", "std_rec": 0.1}, "and so does init spectral"),
     ({"structure": "free"}, "cell 'elman' has none"),
@@ -142,3 +144,55 @@ def test_commands_of_the_page(command, tmp_path, monkeypatch):
 
 def test_page_has_a_command_for_every_layer():
     assert len(documented_commands()) >= 10
+
+
+def network_of(command):
+    """The network that a command of the page trains: 8 inputs, 10 classes."""
+    options = {}
+    words = command.split()[2:]  # after "train digits"
+    for flag, value in zip(words[::2], words[1::2], strict=True):
+        name = flag.removeprefix("--").replace("-", "_")
+        if name not in ("penalty", "weight", "penalty_part"):
+            options[name] = float(value) if value[0].isdigit() else value
+            if name in ("hidden", "k", "layers", "attention_steps"):
+                options[name] = int(value)
+    net = networks.make(inputs=8, outputs=10, output="softmax", seed=4, **options)
+    return options["cell"], net.requires_grad_(False)
+
+
+def is_orthogonal(W):
+    return torch.allclose(W.T @ W, torch.eye(W.shape[1]), atol=1e-5)
+
+
+# What the page says of R and of W (or of the free matrix M) of each layer, T = p = 8 and d = 128.
+R_OF_CELL = {
+    "elman": lambda R: is_gaussian(R, 1 / 8),
+    "inverse": lambda R: is_gaussian(R, 1 / 8),
+    "antisymmetric": lambda R: is_gaussian(R, 1 / 8),
+    "exponential": lambda R: is_gaussian(R, 1 / 8),
+    "lipschitz": lambda R: is_uniform(R, math.sqrt(6 / (8 + 128))),
+    "lstm": lambda R: is_uniform(R, math.sqrt(6 / (8 + 4 * 128))),
+    "gru": lambda R: is_uniform(R, math.sqrt(6 / (8 + 3 * 128))),
+}
+W_OF_CELL = {
+    "antisymmetric": lambda M: is_gaussian(M, 0.01 / 128),
+    "lipschitz": lambda M: is_gaussian(M, 0.1 / 128),
+}
+
+
+@pytest.mark.parametrize("command", documented_commands())
+def test_networks_of_the_page_begin_as_it_says(command):
+    cell, net = network_of(command)
+    assert is_uniform(net.V, math.sqrt(6 / sum(net.V.shape)))
+    assert not net.b_o.any()
+    parameters = dict(net.named_parameters())
+    is_learned = cell not in ("lstm", "gru", "unicornn-layers")
+    assert ("x0" in parameters) == is_learned
+    assert not parameters.get("x0", torch.zeros(1)).any()
+    if cell == "unicornn-layers":  # its rule has a test above
+        assert net.V.shape[1] == 4 * 128
+        return
+    assert R_OF_CELL[cell](net.R)
+    assert W_OF_CELL.get(cell, is_orthogonal)(parameters.get(RAW, net.W))
+    biases = net.b.unflatten(0, (-1, 128)).unique(dim=1).flatten().tolist()
+    assert biases == ([0, 1, 0, 0] if cell == "lstm" else [0] * len(biases))

@@ -218,6 +218,20 @@ def test_half_the_square_has_the_costate_v_transposed_times_the_error(method, en
         assert torch.allclose(2 * g, twice.gradient[name], rtol=1e-12, atol=1e-15), name
 
 
+@pytest.mark.parametrize("readout", ["last", "every"])
+def test_what_half_the_square_does_to_each_penalty(readout):
+    """docs/conventions.md: a quarter of the first four, and the same of those of ratios."""
+    net, u, y = network(readout)
+    y = torch.rand((T, B, O) if readout == "every" else (B, O), dtype=F64)
+    half, whole = (net(u).costates(name, y) for name in ("half-squared", "squared"))
+    factors = dict.fromkeys(("variance", "variance-l1", "squared-norm", "end-points"), 1 / 4)
+    same = ("log-ratio", "ratio", "log-variance", "share-variance", "omega", "omega-norms")
+    for name, factor in (factors | dict.fromkeys(same, 1.0)).items():
+        G = co.penalties.penalty(name)
+        assert G(whole).min() > 0
+        assert torch.allclose(G(half), factor * G(whole), rtol=1e-12, atol=0), name
+
+
 def test_a_target_that_is_not_a_number_is_refused():
     y = torch.tensor([[0.5], [math.nan]])
     with pytest.raises(co.InputError, match=r"targets must lie in 0\.\.1; got nan"):

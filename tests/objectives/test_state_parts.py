@@ -185,6 +185,9 @@ def test_layers_of_a_stack_and_their_states_joined():
     assert torch.allclose(G.on(layer=0, part="h")(lam), variances(first))
     together = variances(torch.cat([first, second], -1))
     assert torch.allclose(G.on("whole", part="h")(lam), together)
+    assert torch.allclose(G.on("whole").on(part="h")(lam), together)
+    assert torch.allclose(G.on(part="h").on("whole")(lam), together)
+    assert torch.allclose(G.on(part="h").on(layer=0)(lam), variances(first))
     with pytest.raises(CoadjointError, match="no part 'c'; its parts: h"):
         G.on(part="c")(lam)
 
@@ -206,6 +209,32 @@ def test_parts_of_steps_have_names():
     assert co.Network(torch.nn.LSTMCell(1, 2), inputs=1, hidden=2, outputs=1).slot_names == (
         "h",
         "c",
+    )
+
+
+def test_parts_of_an_lstm_that_mixes_its_memory():
+    """h and c, as of an LSTM, against a loop in which dL/dc does not count."""
+    torch.manual_seed(3)
+    net = co.Network("lstm-mixed", inputs=2, hidden=D, outputs=2, dtype=torch.float64)
+    u = torch.randn(T, 1, 2, dtype=torch.float64)
+    y = torch.randn(1, 2, dtype=torch.float64)
+    assert net.slot_names == ("h", "c")
+    w = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
+    state = (torch.zeros(D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64))
+    states = []
+    for u_t in u[:, 0]:
+        h, c = state
+        a = w["step.W"] @ h + w["step.R"] @ u_t + w["step.b"]
+        i, f, o, n = a.split(D)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(n)
+        state = (torch.sigmoid(o) * torch.tanh(w["step.U"] @ c), c)
+        states.append(state[0])
+    loss = (w["V"] @ state[0] + w["b_o"] - y[0]).square().sum()
+    G = log_ratio(torch.autograd.grad(loss, states, create_graph=True))
+    expected = torch.autograd.grad(loss + RHO * G, list(w.values()))
+    method = co.Penalised(co.penalties.log_ratio.on(part="h"), RHO)
+    assert_close(
+        method(net, co.Batch(u, y), "squared").gradient, dict(zip(w, expected, strict=True))
     )
 
 

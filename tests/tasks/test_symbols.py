@@ -17,7 +17,7 @@ from coadjoint.errors import CoadjointError, ConfigError, DataError
 from coadjoint.tasks import Data
 from coadjoint.tasks.description import Description
 from coadjoint.tasks.files.characters import holds_table
-from coadjoint.tasks.symbol_baselines import NAMES
+from coadjoint.tasks.symbol_baselines import NAMES, contexts_of
 
 TEXT = "the cat sat on the mat\nand the hat sat on the bat; " * 8 + "ödipus\n"
 
@@ -99,6 +99,21 @@ def test_baselines_are_counts_of_the_training_part(tmp_path):
         found = baseline.metrics["test"]["bits-per-character"]
         assert found == pytest.approx(bits / (len(test) - 1), rel=1e-12), baseline.name
     assert [b.name for b in data.baselines] == ["trigram", "bigram", "unigram"]
+
+
+def test_contexts_have_numbers_of_their_own():
+    """Of 3 symbols, 3 standing for an unknown one: the two symbols up to each step."""
+    codes = np.array([0, 0, 1, 0, 2, 1, 1, 2, 2, 0, 3, 1, 2, 3])
+    found = contexts_of(codes, 2, 3)
+    pairs = [tuple(codes[t - 1 : t + 1]) for t in range(1, len(codes))]
+    is_known = [3 not in pair for pair in pairs]
+    assert (found == -1).tolist() == [True, *(not known for known in is_known)]
+    numbers = {}
+    for pair, number in zip(pairs, found[1:].tolist(), strict=True):
+        if number >= 0:
+            assert numbers.setdefault(pair, number) == number
+    assert len(set(numbers.values())) == len(numbers) == 9
+    assert contexts_of(codes, 0, 3).tolist() == [0] * len(codes)
 
 
 def test_chunks_hold_every_target_of_training_once(tmp_path):

@@ -83,6 +83,7 @@ class MixedLSTM(Step):
     """
 
     slots = 2
+    slot_names = ("h", "c")
     state = "2"
 
     def __init__(

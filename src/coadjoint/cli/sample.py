@@ -70,7 +70,9 @@ def sample(
 
 
 def refuse_existing(out: Path, force: bool) -> None:
-    """Refuse a file that exists, unless --force was given: it may be the text of the training."""
+    """Refuse a folder, and unless --force was given a file: it may be the text of the training."""
+    if out.is_dir():
+        raise ConfigError(f"{one_line(out, 4096)} is a folder: pass the name of a file to --out.")
     if os.path.lexists(out) and not force:
         raise ConfigError(
             f"{one_line(out, 4096)} exists. Pass another --out, or --force to replace it."

@@ -76,14 +76,17 @@ def recurrent_matrices(layers: Recurrences) -> list[Tensor]:
 
 
 def set_forget_bias(layers: Recurrences, value: float) -> None:
-    """Set b of every forget gate; a network without one is refused."""
+    """Set b of every forget gate; a network without one is refused, and numbers out of range."""
     biases = [b for layer in layers if (b := forget_bias_of(layer)) is not None]
     if not biases:
         raise OptionError(
-            "$forget_bias is the initial bias of a forget gate, but this network has none: use it "
-            "with cell lstm, peephole or minlstm, and with biases."
+            "$forget_bias sets the initial bias of the forget gates of cells lstm, peephole and "
+            "minlstm, but this network has none of these with biases: leave it out."
         )
     for b in biases:
+        if abs(value) > torch.finfo(b.dtype).max:
+            dtype = str(b.dtype).removeprefix("torch.")
+            raise OptionError(f"$forget_bias {value:g} is outside the range of {dtype}.")
         b.fill_(value)
 
 
