@@ -1,4 +1,4 @@
-"""The product of engine cpu is made of vector instructions of full width, by every compiler here.
+"""The products of engine cpu are made of vector instructions of full width, by every compiler here.
 
 A compiler that takes a loop over lanes apart is ten times as slow and just as correct: only the
 machine code shows it. The same source is also run on an emulated aarch64, where qemu is installed.
@@ -15,7 +15,7 @@ import torch
 
 import coadjoint as co
 from coadjoint.sweeps.engines.c.compiler import FLAGS
-from coadjoint.sweeps.engines.c.source import cell_source
+from coadjoint.sweeps.engines.c.source import cell_source, row_products_source
 
 OTHERS = (*(f"gcc-{n}" for n in range(11, 17)), *(f"clang-{n}" for n in range(14, 24)))
 TARGETS = {"haswell": "ymm", "skylake-avx512": "zmm"}  # and the registers that its vectors fill
@@ -48,10 +48,52 @@ int main(void) {
 }
 """
 
+PRODUCTS_MAIN = """
+#include <stdio.h>
+enum { N_ = 531, n_ = 37, m_ = 29, k_ = 11, wide_ = n_ + 2 };
+static real value(long i, long step) { return (real)(i * step % 101) / 101 - (real)0.5; }
+static void fill(real *y, long n, long step) { for (long i = 0; i < n; i++) y[i] = value(i, step); }
+static real y[N_ * wide_], M[m_ * n_], b[m_], out[N_ * m_], r[N_ * k_];
+static real by_r[m_ * k_], by_y[m_ * n_], by_ones[m_], total[m_];
+int main(void) {
+    fill(y, N_ * wide_, 37), fill(M, m_ * n_, 53), fill(b, m_, 71), fill(r, N_ * k_, 29);
+    struct affine a = {N_, n_, m_, 2, 1, wide_, y + 1, M, b, out};
+    if (affine_rows(&a)) return 1;
+    int64_t bounds[] = {300, N_, 0, 300};
+    struct products p = {m_, k_ + n_ + 1, 3, 2, bounds, out, m_, 0};
+    p.sources[0] = (struct source){r, k_, k_}, p.outs[0] = by_r;
+    p.sources[1] = (struct source){y + 1, wide_, n_}, p.outs[1] = by_y;
+    p.sources[2] = (struct source){0, 0, 1}, p.outs[2] = by_ones;
+    if (join_products(&p)) return 1;
+    struct products ones = {m_, 1, 2, 2, bounds, out, m_, 0};
+    ones.sources[0] = p.sources[2], ones.outs[0] = total;
+    if (join_products(&ones)) return 1;
+    for (long i = 0; i < N_ * m_; i++) printf("%.17g\\n", (double)out[i]);
+    for (long i = 0; i < m_ * k_; i++) printf("%.17g\\n", (double)by_r[i]);
+    for (long i = 0; i < m_ * n_; i++) printf("%.17g\\n", (double)by_y[i]);
+    for (long i = 0; i < m_; i++) printf("%.17g\\n", (double)by_ones[i]);
+    for (long i = 0; i < m_; i++) printf("%.17g\\n", (double)total[i]);
+    return 0;
+}
+"""
+
 
 def elman_source(dtype):
     net = co.Network("elman", inputs=2, hidden=4, outputs=1)
     return cell_source(net.cell, dtype)
+
+
+SOURCES = {"cell": elman_source, "products": row_products_source}
+TILE_ROWS = {"haswell": 4, "skylake-avx512": 8}
+
+
+def least_count(name, target):
+    """How many fused instructions the tiles alone take: one for each of their vectors."""
+    rows = TILE_ROWS[target]
+    vectors = 1 + 2 + 3  # of the tiles of one number of rows
+    tiles = vectors * sum(2**i for i in range(rows.bit_length()))
+    outer = 2 * vectors * sum(range(rows + 1))  # of packed panels, and of others
+    return tiles + (outer if name == "products" else 0)
 
 
 def build(compiler, source, out, *flags):
@@ -66,9 +108,11 @@ def build(compiler, source, out, *flags):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.sampled(2)
-def test_products_are_vectors_of_full_width(tmp_path, compiler, target, dtype):
-    library = build(compiler, elman_source(dtype), tmp_path / "cell.so", *FLAGS, f"-march={target}")
+def test_products_are_vectors_of_full_width(tmp_path, name, compiler, target, dtype):
+    source = SOURCES[name](dtype)
+    library = build(compiler, source, tmp_path / "cell.so", *FLAGS, f"-march={target}")
     dump = subprocess.run(
         ["objdump", "-d", "--no-show-raw-insn", str(library)],
         check=True,
@@ -77,7 +121,7 @@ def test_products_are_vectors_of_full_width(tmp_path, compiler, target, dtype):
     )
     found = [match.groups() for match in map(FUSED.search, dump.stdout.splitlines()) if match]
     kind = "d" if dtype == torch.float64 else "s"
-    assert len(found) >= 50
+    assert len(found) >= least_count(name, target)
     assert {(packed, width, register) for _, packed, width, register in found} == {
         ("p", kind, TARGETS[target])
     }
@@ -103,22 +147,48 @@ def expected(dtype):
     return np.stack([np.stack(y) for y in (x, lam, mu)], -1).reshape(-1, 3)
 
 
-def check_program(command, dtype):
+def expected_products(dtype):
+    """What the second program prints, in float64 by numpy."""
+    kind = np.float32 if dtype == torch.float32 else np.float64
+
+    def filled(step, *shape):
+        i = np.arange(int(np.prod(shape)))
+        return ((i * step % 101).astype(kind) / kind(101) - kind(0.5)).astype(float).reshape(shape)
+
+    N, n, m, k = 531, 37, 29, 11
+    y = filled(37, N, n + 2)
+    columns = y[:, 1 : 1 + n]
+    out = columns @ filled(53, m, n).T + filled(71, m)
+    sums = out.sum(0)
+    parts = (out, out.T @ filled(29, N, k), out.T @ columns, sums, sums)
+    return np.concatenate([part.ravel() for part in parts])[:, None]
+
+
+def check_program(command, dtype, expected):
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = np.array([line.split() for line in done.stdout.splitlines()], float)
     bar = 2e-6 if dtype == torch.float32 else 1e-14
-    assert np.abs(found - expected(dtype)).max() < bar * np.abs(expected(dtype)).max()
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() < bar * np.abs(expected).max()
+
+
+PROGRAMS = {  # their sources, and what they print
+    "cell": (lambda dtype: elman_source(dtype) + MAIN, expected),
+    "products": (lambda dtype: row_products_source(dtype) + PRODUCTS_MAIN, expected_products),
+}
+OF_PROGRAMS = pytest.mark.parametrize("name", PROGRAMS)
 
 
 @on_intel
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_the_loops_of_every_compiler(tmp_path, compiler, dtype):
+@OF_PROGRAMS
+def test_the_loops_of_every_compiler(tmp_path, name, compiler, dtype):
+    source, expected = PROGRAMS[name]
     flags = [flag for flag in FLAGS if flag != "-shared"]
-    source = elman_source(dtype) + MAIN
-    for tuning in ("-march=x86-64", "-march=native"):
-        program = build(compiler, source, tmp_path / "program", *flags, tuning)
-        check_program([str(program)], dtype)
+    for tuning in ("-march=x86-64", "-march=haswell", "-march=native"):
+        program = build(compiler, source(dtype), tmp_path / "program", *flags, tuning)
+        check_program([str(program)], dtype, expected(dtype))
 
 
 @pytest.mark.skipif(
@@ -126,8 +196,10 @@ def test_the_loops_of_every_compiler(tmp_path, compiler, dtype):
     reason="needs aarch64-linux-gnu-gcc and qemu-aarch64",
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_the_loops_on_an_emulated_aarch64(tmp_path, dtype):
+@OF_PROGRAMS
+def test_the_loops_on_an_emulated_aarch64(tmp_path, name, dtype):
+    source, expected = PROGRAMS[name]
     flags = [flag for flag in FLAGS if flag != "-shared"]
-    source = elman_source(dtype) + MAIN
-    program = build("aarch64-linux-gnu-gcc", source, tmp_path / "program", *flags, "-static")
-    check_program(["qemu-aarch64", str(program)], dtype)
+    compiler = "aarch64-linux-gnu-gcc"
+    program = build(compiler, source(dtype), tmp_path / "program", *flags, "-static")
+    check_program(["qemu-aarch64", str(program)], dtype, expected(dtype))
