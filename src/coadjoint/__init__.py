@@ -48,7 +48,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.12.0"
+__version__ = "0.13.0"
 
 if TYPE_CHECKING:
     from . import (
