@@ -74,7 +74,7 @@ class Batch:
                 f"device must be a torch device such as 'cpu' or 'cuda'; got {brief(device)}."
             ) from None
 
-        parts: dict[str, Any] = {}  # those that have to be moved
+        parts: dict[str, Tensor] = {}  # those that have to be moved
         for name in MOVED:
             values = getattr(self, name)
             if not isinstance(values, Tensor):  # None, a list, a PackedSequence: left as it is
@@ -82,7 +82,16 @@ class Batch:
             new_dtype = dtype if values.is_floating_point() else values.dtype
             if values.dtype is not new_dtype or values.device != target:
                 parts[name] = values.to(target, new_dtype)
-        return replace(self, **parts) if parts else self
+        if not parts:
+            return self
+        return replace(
+            self,
+            u=parts.get("u", self.u),
+            y=parts.get("y", self.y),
+            mask=parts.get("mask", self.mask),
+            weight=parts.get("weight", self.weight),
+            x0=parts.get("x0", self.x0),
+        )
 
     @property
     def sizes(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Joined: a torch optimiser that takes its step on all parameters as one array.
+"""JoinedStep: a torch optimiser that takes its step on all parameters as one array.
 
 torch's optimisers call about ten operations for each parameter. Where these hold a few thousand
 numbers, the calls take nearly all of the time. What an optimiser does to an entry depends on that
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from ..sweeps.torch_internals import (
     optimisers_without_compiler,
     unflatten,
 )
+from .states import State
 
 # whose operations are entry by entry
 JOINABLE = (
@@ -38,10 +38,8 @@ JOINABLE = (
 COUNTS = ("step", "mu_product")
 MOST_NUMBERS = 2**15  # of all parameters: with more, the calls matter less than the copies
 
-Slots = dict[str, Any]  # what an optimiser keeps of one parameter
 
-
-class Joined:
+class JoinedStep:
     """The state of a torch optimiser, joined, and the optimiser of the same kind that steps it.
 
     The optimiser's own state is empty until `separate` writes it back.
@@ -94,10 +92,10 @@ class Joined:
 
     def separate(self) -> None:
         """Write the state back to the optimiser: each parameter has its own again."""
-        joined: Slots = self.inner.state[self.weights]
+        joined: State = self.inner.state[self.weights]
         if not joined:
             return
-        slots: list[Slots] = [{} for _ in self.parameters]
+        slots: list[State] = [{} for _ in self.parameters]
         for key, value in joined.items():
             if not isinstance(value, Tensor):
                 parts = [value] * len(slots)
@@ -110,9 +108,9 @@ class Joined:
         self.optimiser.state.update(zip(self.parameters, slots, strict=True))
 
 
-def join(slots: Sequence[Slots]) -> Slots:
+def join(slots: Sequence[State]) -> State:
     """What an optimiser keeps of all parameters, as of one: `can_join` has seen that it can."""
-    joined: Slots = {}
+    joined: State = {}
     for key, value in slots[0].items():
         if not isinstance(value, Tensor):
             joined[key] = value
@@ -145,7 +143,7 @@ def can_join(optimiser: torch.optim.Optimizer, parameters: Sequence[nn.Parameter
     return total <= MOST_NUMBERS and have_same_counts([optimiser.state.get(p) for p in parameters])
 
 
-def have_same_counts(slots: Sequence[Slots | None]) -> bool:
+def have_same_counts(slots: Sequence[State | None]) -> bool:
     """Whether the optimiser keeps the same of each parameter, in counts to the last bit."""
     first = slots[0] or {}
     for slot in slots:

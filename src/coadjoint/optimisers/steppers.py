@@ -31,7 +31,7 @@ from ..sweeps.torch_internals import named_parameters, take_step
 from .curvature import Curvature
 from .directions import dot, norm
 from .hessian_free import HessianFree
-from .joined import Joined, can_join
+from .joined import JoinedStep, can_join
 from .states import State, flatten_state, put_state, state_of
 from .step_rules import Constant, Line, Rule
 
@@ -163,7 +163,7 @@ class TorchStepper:
 
     def __init__(self, optimiser: torch.optim.Optimizer, rule: Rule) -> None:
         self._optimiser = optimiser
-        self._joined: Joined | None = None  # what has the optimiser's state, if anything has
+        self._joined: JoinedStep | None = None  # what has the optimiser's state, if anything has
         self.rule = rule
 
     @property
@@ -197,7 +197,7 @@ class TorchStepper:
             p.grad = direction.get(name)
         moved = list(parameters.values())
         if self._joined is None and can_join(self._optimiser, moved):
-            self._joined = Joined(self._optimiser, moved)
+            self._joined = JoinedStep(self._optimiser, moved)
         if self._joined is not None and self._joined.fits(moved):
             self._joined.step(rate)
             return

@@ -347,9 +347,9 @@ def is_watched(optimiser: torch.optim.Optimizer) -> bool:
     )
 
 
-def bare_step(optimiser: torch.optim.Optimizer) -> Callable[..., Any]:
+def bare_step(optimiser: torch.optim.Optimizer) -> Callable[..., object]:
     """The function optimiser.step without its wrappers, to be called where gradients are off."""
-    step: Callable[..., Any] = inspect.unwrap(type(optimiser).step)
+    step: Callable[..., object] = inspect.unwrap(type(optimiser).step)
     return step
 
 

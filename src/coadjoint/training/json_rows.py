@@ -172,7 +172,7 @@ class JsonRows:
         """What was written so far, in blocks, even if the path was deleted or replaced since."""
         self.flush()
         start = 0
-        while start < self.written:
+        while start < self.byte_count:
             block = self.read_at(start)
             if not block:
                 break
