@@ -32,6 +32,7 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.setattr(goals, "SHORT_TURN_MS", 0.01)
     monkeypatch.setattr(goals, "TURNS", 1)
     monkeypatch.setattr(one_step, "STEPS", 3)
+    monkeypatch.setattr(training, "STEPS", 2)
     monkeypatch.setattr(
         tables, "measure_limits", lambda device: {"GEMM GFLOP/s": 50.0, "memory GB/s": 10.0}
     )
@@ -79,11 +80,11 @@ def test_a_training_step_trains_and_logs(monkeypatch):
     before = run.net.get_parameter("W").detach().clone()
     step()
     step()
-    assert run.step == 2
+    assert (run.step, contest.steps) == (4, 2)
     assert not torch.equal(before, run.net.get_parameter("W"))
     run.folder.metrics.flush()
     rows = (run.folder.path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in rows] == [1, 2]
+    assert [json.loads(line)["step"] for line in rows] == [1, 2, 3, 4]
     contests.close()
     assert not run.folder.path.exists()
 

@@ -245,7 +245,7 @@ def test_crafted_rows_that_a_checkpoint_vouches_for_are_refused(name, row, said,
     path, last = here / "stopped" / f"{name}.jsonl", here / "stopped" / LAST
     path.write_text(row + "\n")
     rows = json_rows.JsonRows(here / "other.jsonl")
-    rows.bytes, content = len(row) + 1, path.read_bytes()
+    rows.written, content = len(row) + 1, path.read_bytes()
     rows.sum.update(content)
     put(last / "state.json", name, value=rows.position)
     rows.close()

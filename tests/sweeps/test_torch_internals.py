@@ -390,7 +390,7 @@ def test_what_intervenes_is_noticed():
 STEPS = """
 import torch
 from coadjoint.optimisers.recipes import OPTIMISERS
-from coadjoint.optimisers.steppers import put_state, state_of
+from coadjoint.optimisers.states import put_state, state_of
 from coadjoint.sweeps import torch_internals as internals
 
 def begin(name):

@@ -1212,7 +1212,7 @@ def test_long_rows_are_not_held_in_memory_to_check_them(tmp_path, monkeypatch):
         rows.append(row)
     assert [json.loads(line) for line in rows.lines()] == told
     assert b"".join(rows.read_blocks()) == (tmp_path / "rows").read_bytes()
-    where = json_rows.StoredRows(tmp_path / "rows", rows.bytes)
+    where = json_rows.StoredRows(tmp_path / "rows", rows.byte_count)
     rows.append({"step": "later"})
     rows.close()
     assert list(where) == told

@@ -118,7 +118,7 @@ class Evaluation:
         if not self.share:
             return self.rho * self.penalty
         if not self.rho:
-            return self.share * self.loss
+            return self.loss if self.share == 1 else self.share * self.loss
         return self.share * self.loss + self.rho * self.penalty
 
     @functools.cached_property

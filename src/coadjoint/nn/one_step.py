@@ -33,6 +33,7 @@ LAYERS = {
     "RNN_RELU": fused_cell("rnn_relu"),
     "GRU": fused_cell("gru"),
 }
+COPIED = ("RNN_TANH", "RNN_RELU")  # modes whose new state is copied
 CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 Hidden = Tensor | tuple[Tensor, ...]  # h, of an LSTM (h, c)
@@ -56,8 +57,10 @@ def step_of_cell(
     states = usual_states(hx, slots, (shape[0], cell.hidden_size), input)
     if states is None:
         return None
-    after: Hidden = CELLS[mode](input, states if slots > 1 else states[0], *weights)
-    return free_to_change(after, mode) if isinstance(after, Tensor) else after
+    if slots > 1:
+        pair: Hidden = CELLS[mode](input, states, *weights)
+        return pair
+    return free_to_change(CELLS[mode](input, states[0], *weights), mode)
 
 
 def free_to_change(after: Tensor, mode: str) -> Tensor:
@@ -65,9 +68,7 @@ def free_to_change(after: Tensor, mode: str) -> Tensor:
 
     The derivative of tanh and ReLU is computed from their values, so that these are copied.
     """
-    if mode.startswith("RNN") and after.requires_grad:
-        return after.clone()
-    return after
+    return after.clone() if mode in COPIED and after.requires_grad else after
 
 
 def step_of_sample(
@@ -200,7 +201,9 @@ def usual_states(
     """
     if hx is None:
         return [input.new_zeros(shape)] * slots
-    given = (hx,) if slots == 1 else hx
+    if slots == 1:
+        return [hx] if is_usual(hx, input) and hx.shape == shape else None
+    given = hx
     if type(given) not in (tuple, list) or len(given) != slots:
         return None
     states: list[Tensor] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from ..sweeps.layout import tensor_of
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-Values = TypeVar("Values")
-
+MOVED = ("u", "y", "mask", "weight", "x0")  # the tensors of a batch
 # By the readout: where y and mask have their samples, and whether they begin with u's time steps.
 SAMPLE_AXIS = {"last": 0, "every": 1, "sequence": 1}
 HAS_STEPS_OF_U = {"last": False, "every": True, "sequence": False}
@@ -75,23 +74,23 @@ class Batch:
                 f"device must be a torch device such as 'cpu' or 'cuda'; got {brief(device)}."
             ) from None
 
-        def move(values: Values) -> Values:
-            """A tensor in the new dtype, if it holds real numbers, and on the new device.
-
-            Anything else is left as it is: None, a list, a PackedSequence.
-            """
-            if not isinstance(values, Tensor):
-                return values
+        parts: dict[str, Tensor] = {}  # those that have to be moved
+        for name in MOVED:
+            values = getattr(self, name)
+            if not isinstance(values, Tensor):  # None, a list, a PackedSequence: left as it is
+                continue
             new_dtype = dtype if values.is_floating_point() else values.dtype
-            return values.to(target, new_dtype)  # type: ignore[return-value]  # a tensor, too
-
+            if values.dtype is not new_dtype or values.device != target:
+                parts[name] = values.to(target, new_dtype)
+        if not parts:
+            return self
         return replace(
             self,
-            u=move(self.u),
-            y=move(self.y),
-            mask=move(self.mask),
-            weight=move(self.weight),
-            x0=move(self.x0),
+            u=parts.get("u", self.u),
+            y=parts.get("y", self.y),
+            mask=parts.get("mask", self.mask),
+            weight=parts.get("weight", self.weight),
+            x0=parts.get("x0", self.x0),
         )
 
     @property
@@ -106,6 +105,14 @@ class Batch:
         if self.lengths is None:
             return torch.full((self.u.shape[1],), len(self.u))
         return torch.as_tensor(self.lengths).cpu()
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The number of samples, and the length of the longest: len(sizes) and max(sizes)."""
+        if self.axis != 0 and isinstance(self.u, Tensor) and self.lengths is None:
+            return self.u.shape[1], len(self.u)
+        sizes = self.sizes
+        return len(sizes), int(sizes.max())
 
     def select(self, index: object, readout: str = "last") -> Batch:
         """The batch of some of these samples, in the order of index, cut to the longest of them.

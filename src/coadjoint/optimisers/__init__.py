@@ -8,6 +8,8 @@ schedules            the step size as a function of the step
 directions           the gradient, or what takes its place
 step_rules           how much of a step is taken: constant, Galvan, Armijo, Wolfe
 steppers             what moves the weights
+states               what a checkpoint keeps of a stepper
+joined               a torch optimiser's step on all parameters as one array
 curvature            Gauss-Newton, structural damping and Hessian products
 chain_jacobian       how the states of a chain change with its weights
 weight_jacobian      how states and outputs change with the weights, forwards and backwards
@@ -54,6 +56,7 @@ from .schedules import (
     plateau,
     pretraining,
 )
+from .states import flatten_state
 from .step_rules import Armijo, Galvan, Wolfe
 from .steppers import (
     HessianFreeStepper,
@@ -63,7 +66,6 @@ from .steppers import (
     Stepper,
     TorchStepper,
     count_trained,
-    flatten_state,
     is_whole_number,
 )
 

@@ -12,10 +12,10 @@ RidgeStepper         a readout solved by ridge regression
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,14 @@ from ..networks.interface import Net
 from ..networks.ridge import Ridge
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
-from ..sweeps.torch_internals import named_parameters, optimisers_without_compiler, take_step
+from ..sweeps.torch_internals import named_parameters, take_step
 from .curvature import Curvature
 from .directions import dot, norm
 from .hessian_free import HessianFree
+from .joined import JoinedStep, can_join
+from .states import State, flatten_state, put_state, state_of
 from .step_rules import Constant, Line, Rule
 
-# What a stepper's next step depends on beside the weights: tensors and numbers by name.
-State = dict[str, Any]
 Figures = dict[str, float]  # of a step, for the record
 
 
@@ -158,63 +158,53 @@ def count_trained(net: Net) -> int:
     return sum(p.numel() for p in net.parameters() if p.requires_grad)
 
 
-def flatten_state(values: object, name: str = "") -> State:
-    """Nested dicts and lists as one dict with dotted names, without what is None.
-
-    >>> flatten_state({0: {"d": [1.0, 2.0]}})
-    {'0.d.0': 1.0, '0.d.1': 2.0}
-    """
-    if values is None:
-        return {}
-    if isinstance(values, dict):
-        items = list(values.items())
-    elif isinstance(values, list):
-        items = list(enumerate(values))
-    else:
-        return {name: values}
-    flat: State = {}
-    for key, value in items:
-        flat |= flatten_state(value, f"{name}.{key}".lstrip("."))
-    return flat
-
-
-def state_of(optimiser: torch.optim.Optimizer) -> dict[int, State]:
-    """The state of a torch optimiser, by the numbers of its parameters."""
-    with optimisers_without_compiler():
-        state: dict[int, State] = optimiser.state_dict()["state"]
-    return state
-
-
-def put_state(optimiser: torch.optim.Optimizer, state: dict[int, State]) -> None:
-    """Put a state like that of `state_of` into a torch optimiser."""
-    with optimisers_without_compiler():
-        optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
-
-
 class TorchStepper:
     """A torch optimiser proposes a move, a step rule says how much of it is taken."""
 
     def __init__(self, optimiser: torch.optim.Optimizer, rule: Rule) -> None:
-        self.optimiser = optimiser
+        self._optimiser = optimiser
+        self._joined: JoinedStep | None = None  # what has the optimiser's state, if anything has
         self.rule = rule
+
+    @property
+    def optimiser(self) -> torch.optim.Optimizer:
+        """The torch optimiser, with its state."""
+        if self._joined is not None:
+            self._joined.separate()
+            self._joined = None
+        return self._optimiser
 
     def step(self, at: Point, rate: float) -> Figures:
         """Move the weights; the figure is the share of the move that was taken."""
-        for name, p in at.parameters.items():
-            p.grad = at.direction.get(name)
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+        parameters = at.parameters
         if isinstance(self.rule, Constant):
-            take_step(self.optimiser)
+            self.move(parameters, at.direction, rate)
             return {}
-        before = {name: p.detach().clone() for name, p in at.parameters.items()}
-        take_step(self.optimiser)
-        move = {name: p.detach() - before[name] for name, p in at.parameters.items()}
+        before = {name: p.detach().clone() for name, p in parameters.items()}
+        self.move(parameters, at.direction, rate)
+        move = {name: p.detach() - before[name] for name, p in parameters.items()}
         if not all(torch.isfinite(m).all() for m in move.values()):
             return {}  # no share of it would help; training refuses weights that are not finite
         share = self.rule(at.line(before, move, rate))
         at.put(before, move, share)
         return {"share": share}
+
+    def move(
+        self, parameters: Mapping[str, nn.Parameter], direction: Gradient, rate: float
+    ) -> None:
+        """Take the torch optimiser's step against a direction, with step size `rate`."""
+        for name, p in parameters.items():
+            p.grad = direction.get(name)
+        moved = list(parameters.values())
+        if self._joined is None and can_join(self._optimiser, moved):
+            self._joined = JoinedStep(self._optimiser, moved)
+        if self._joined is not None and self._joined.fits(moved):
+            self._joined.step(rate)
+            return
+        optimiser = self.optimiser
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        take_step(optimiser)
 
     @property
     def state(self) -> State:

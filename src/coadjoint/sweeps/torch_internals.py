@@ -182,6 +182,11 @@ def unflatten(flat: Tensor, like: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return views
 
 
+def copy_all(sources: list[Tensor], targets: list[Tensor]) -> None:
+    """Copy each source to its target, in one call."""
+    torch._foreach_copy_(targets, sources)
+
+
 # autograd
 
 
@@ -330,6 +335,24 @@ def optimisers_without_compiler() -> Iterator[None]:
             delattr(plain, not_traced)
 
 
+def is_watched(optimiser: torch.optim.Optimizer) -> bool:
+    """Does anybody look on at the optimiser's steps: a hook, a profiler, a `step` of its own?"""
+    return bool(
+        "step" in vars(optimiser)
+        or torch._C._autograd._profiler_enabled()
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        or optimiser._optimizer_step_pre_hooks
+        or optimiser._optimizer_step_post_hooks
+    )
+
+
+def bare_step(optimiser: torch.optim.Optimizer) -> Callable[..., object]:
+    """The function optimiser.step without its wrappers, to be called where gradients are off."""
+    step: Callable[..., object] = inspect.unwrap(type(optimiser).step)
+    return step
+
+
 def take_step(
     optimiser: torch.optim.Optimizer, closure: Callable[[], float | Tensor] | None = None
 ) -> None:
@@ -339,16 +362,8 @@ def take_step(
     here: gradients are off. Hooks and profilers are served by the wrapper itself.
     """
     wrapped = type(optimiser).step
-    plain = inspect.unwrap(wrapped)
-    is_watched = (
-        "step" in vars(optimiser)
-        or torch._C._autograd._profiler_enabled()
-        or _global_optimizer_pre_hooks
-        or _global_optimizer_post_hooks
-        or optimiser._optimizer_step_pre_hooks
-        or optimiser._optimizer_step_post_hooks
-    )
-    if plain is wrapped or is_watched or compiler_is_loaded():
+    plain = bare_step(optimiser)
+    if plain is wrapped or compiler_is_loaded() or is_watched(optimiser):
         optimiser.step(closure)  # type: ignore[arg-type]  # a closure may return a tensor
         return
     with torch.set_grad_enabled(bool(optimiser.defaults.get("differentiable"))):

@@ -20,8 +20,10 @@ from .task import Goal, Scores, Task, count_right, rng
 
 def one_hot(s: np.ndarray, k: int) -> np.ndarray:
     """Return symbols s in 0..k-1 [T, n] as unit vectors [T, n, k]."""
-    u = np.zeros((s.size, k), np.float32)
-    u[np.arange(s.size), s.ravel()] = 1
+    u = np.zeros(s.size * k, np.float32)
+    place = np.arange(0, u.size, k)
+    place += s.ravel()
+    u[place] = 1
     return u.reshape(*s.shape, k)
 
 

@@ -227,11 +227,9 @@ class Learning:
         scale = 1.0
         if self.plan.clip and norm > 0:
             scale = min(1.0, self.plan.clip / norm)
-        for name, p in self.trained.items():
-            p.grad = gradient[name] * scale if scale < 1 else gradient[name]
-        for group in self.stepper.optimiser.param_groups:
-            group["lr"] = self.rate
-        self.stepper.optimiser.step()
+        if scale < 1:
+            gradient = {name: g * scale for name, g in gradient.items()}
+        self.stepper.move(self.trained, gradient, self.rate)
         self.updates += 1
 
     def finish_sequence(self) -> None:

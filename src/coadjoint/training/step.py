@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +20,10 @@ from ..networks.interface import Net
 from ..objectives.batch import Batch
 from ..optimisers.directions import DIRECTIONS, norm
 from ..optimisers.steppers import Point
+from ..sweeps.torch_internals import copy_all
 from ..tasks.task import Task, rng
 from . import validation
+from .ahead import DrawnAhead
 from .plan import TrainingPlan
 from .progress import Progress
 
@@ -59,6 +61,7 @@ class StepEvaluator:
         self.progress = progress
         self.method = plan.method
         self.recipe = plan.recipe
+        self.drawn = DrawnAhead(task, plan.batch, plan.seed, plan.steps * plan.accumulate)
 
     def evaluate(self, step: int) -> StepResult:
         """Draw the batches of a step (counted from 0) and differentiate the objective on them."""
@@ -69,8 +72,8 @@ class StepEvaluator:
         self.batches = tuple(self.net.move_batch(batch) for batch in drawn)
         return self.differentiate(step)
 
-    def evaluate_finite(self, step: int) -> tuple[StepResult, float]:
-        """The result of `evaluate`, and the norm of its gradient.
+    def evaluate_finite(self, step: int) -> tuple[StepResult, float, float]:
+        """The result of `evaluate`, and the norms of its gradient and of its direction.
 
         Raises NumericalError if the loss, the gradient or the direction is not finite.
         """
@@ -81,14 +84,14 @@ class StepEvaluator:
             direction_norm = norm(result.direction)
         if not all(map(math.isfinite, (result.loss, gradient_norm, direction_norm))):
             raise NumericalError(self.describe_nonfinite(result))
-        return result, gradient_norm
+        return result, gradient_norm, direction_norm
 
     def draw_batch(self, step: int, k: int) -> Batch:
         """Batch k of the `accumulate` batches of a step, chosen by the curriculum if any."""
         plan = self.plan
         number = step * plan.accumulate + k  # the batches of all steps are counted through
         if plan.easiest is None:
-            return self.task.batch(number, plan.batch, plan.seed)
+            return self.drawn.batch(number)
         candidates = round(plan.batch / plan.easiest.share(step))
         if plan.easiest.by == "loss" and candidates > plan.batch:
             self.count_work(candidates / 2)  # one forward sweep, half a gradient, for each
@@ -104,24 +107,25 @@ class StepEvaluator:
         propose = DIRECTIONS[self.recipe.direction]
         evaluations: list[Evaluation] = []
         directions: list[Gradient] = []
+        sizes: list[int] = []  # samples in each batch
         with weight_noise(self.net, self.plan.weight_noise, seed, step):
             for k, batch in enumerate(self.batches):
-                sweeps = self.method.sweeps(self.net, int(batch.sizes.max()))
+                samples, longest = batch.extent
+                sweeps = self.method.sweeps(self.net, longest)
                 if not steepest:
                     sweeps += 1  # for the costates that the direction is made of
-                self.count_work(len(batch.sizes) * sweeps / 2)
+                self.count_work(samples * sweeps / 2)
                 evaluation = self.method.evaluate(self.net, batch, self.task.loss)
                 evaluations.append(evaluation)
+                sizes.append(len(evaluation.losses))
                 if not steepest:
                     # It may need costates, and those belong to the weights with their noise.
                     directions.append(propose(evaluation, rng(seed, "direction", step, k)))
         self.suspect = find_suspect(evaluations)
-        sizes = [len(each.losses) for each in evaluations]  # samples in each batch
         total = sum(sizes)
         weights = [size / total for size in sizes]
-        names = evaluations[-1].gradient.keys()
-        gradient = mean_gradient(names, weights, [each.gradient for each in evaluations])
-        direction = gradient if steepest else mean_gradient(names, weights, directions)
+        gradient = mean_gradient(weights, [each.gradient for each in evaluations])
+        direction = gradient if steepest else mean_gradient(weights, directions)
         means = (
             weighted_mean(weights, [each.loss for each in evaluations]),
             weighted_mean(weights, [each.penalty for each in evaluations]),
@@ -204,11 +208,12 @@ class StepEvaluator:
         """Add to the work done so far, in gradients of one sequence (two sweeps each)."""
         self.progress.work += work
 
-    def clip(self, direction: Gradient, count: int) -> tuple[Gradient, bool]:
+    def clip(self, direction: Gradient, size: float, count: int) -> tuple[Gradient, bool]:
         """Clip the entries of a direction to clip_value, then its norm to clip and clip_mean.
 
         Returns the direction and whether anything was clipped. clip_mean is a multiple of the
-        running mean of norms, which is updated. count: the steps so far, this one included.
+        running mean of norms, which is updated. size: the norm of the direction. count: the steps
+        so far, this one included.
         """
         plan = self.plan
         progress = self.progress
@@ -216,10 +221,10 @@ class StepEvaluator:
         limit = plan.clip_value
         if limit is not None and any(bool((g.abs() > limit).any()) for g in direction.values()):
             direction = {name: g.clamp(-limit, limit) for name, g in direction.items()}
+            size = norm(direction)
             clipped = True
         if plan.clip is None and plan.clip_mean is None:
             return direction, clipped
-        size = norm(direction)
         bound = plan.clip or math.inf
         if plan.clip_mean is not None and progress.norms > 0:
             bound = min(bound, plan.clip_mean * progress.norms)
@@ -274,20 +279,44 @@ def weighted_mean(weights: Sequence[float], values: Sequence[Tensor]) -> Tensor:
     return mean
 
 
+@torch.no_grad()
 def nonfinite_names(parameters: Mapping[str, Tensor]) -> list[str]:
     """The names of the parameters that have an entry which is not finite."""
     # A sum is finite only if all of its terms are. It may overflow where they are finite.
-    sums = read_numbers([p.detach().sum() for p in parameters.values()])
+    sums = read_numbers([p.sum() for p in parameters.values()])
     if all(map(math.isfinite, sums)):
         return []
     return [name for name, p in parameters.items() if not torch.isfinite(p).all()]
 
 
-def mean_gradient(
-    names: Iterable[str], weights: Sequence[float], gradients: Sequence[Gradient]
-) -> Gradient:
-    """The weighted mean of gradients, parameter by parameter, in the order of `names`."""
-    return {name: weighted_mean(weights, [g[name] for g in gradients]) for name in names}
+class WeightsBefore:
+    """The weights as they were before the present step, in memory that is kept for the run."""
+
+    def __init__(self) -> None:
+        self.copies: dict[str, Tensor] = {}
+
+    def take(self, parameters: Mapping[str, Tensor]) -> None:
+        """Copy the present weights."""
+        if not self.fits(parameters):
+            self.copies = {name: torch.empty_like(p) for name, p in parameters.items()}
+        with torch.no_grad():
+            copy_all(list(parameters.values()), list(self.copies.values()))
+
+    def fits(self, parameters: Mapping[str, Tensor]) -> bool:
+        """Whether the copies have the names, types and shapes of the parameters."""
+        if self.copies.keys() != parameters.keys():
+            return False
+        for copy, p in zip(self.copies.values(), parameters.values(), strict=True):
+            if copy.dtype is not p.dtype or copy.shape != p.shape or copy.device != p.device:
+                return False
+        return True
+
+
+def mean_gradient(weights: Sequence[float], gradients: Sequence[Gradient]) -> Gradient:
+    """The weighted mean of gradients, parameter by parameter; a single one as it is."""
+    if len(gradients) == 1:
+        return gradients[0]
+    return {name: weighted_mean(weights, [g[name] for g in gradients]) for name in gradients[-1]}
 
 
 @contextmanager

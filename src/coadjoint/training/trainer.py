@@ -29,7 +29,7 @@ from .plan import TrainingPlan
 from .progress import Progress, Result, summarise_distances
 from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_part
 from .run_folder import RunFolder
-from .step import StepEvaluator, StepResult, nonfinite_names
+from .step import StepEvaluator, StepResult, WeightsBefore, nonfinite_names
 from .storage import Checkpoint
 from .validation import collect_findings
 from .watch import Watch
@@ -57,6 +57,7 @@ class Training:
         self.status = "finished"
         self.rows: list[Row] = []  # only of a run without a folder: others keep theirs on disk
         self.evaluator = StepEvaluator(net, task, plan, self.progress)
+        self.before = WeightsBefore()
         self.watch = Watch(net, task, plan, self.progress, self.log, self.say)
         # A display may take over the terminal: nothing is refused any more once it is there.
         self.display = make_display(plan.display, task.name, plan.steps, self.watch.metric)
@@ -72,27 +73,25 @@ class Training:
         self.step += 1
         recipe = self.plan.recipe
         try:
-            result, gradient_norm = self.evaluator.evaluate_finite(self.step - 1)
+            result, gradient_norm, size = self.evaluator.evaluate_finite(self.step - 1)
         except NumericalError as error:
             self.reject_step(str(error))
             return
-        direction, clipped = self.evaluator.clip(result.direction, self.step)
+        direction, clipped = self.evaluator.clip(result.direction, size, self.step)
         rate = recipe.lr * recipe.schedule(self.step - 1, self.plan.steps) * self.progress.factor
         parameters = dict(named_parameters(self.net))
-        before = {name: p.detach().clone() for name, p in parameters.items()}
+        self.before.take(parameters)
         point = self.evaluator.point(self.step - 1, result, direction)
         try:
             figures = self.stepper.step(point, rate)
         except NumericalError as error:
-            self.net.load_state_dict(before, strict=False)  # not strict: buffers are left alone
+            self.put_weights_back()
             self.reject_step(str(error))
             return
         faulty = nonfinite_names(parameters)
         if faulty:  # cannot be skipped: the optimiser's state is lost, too
             names = ", ".join(faulty)
-            self.undo_step(
-                before, f"{names} is not finite after the optimiser's step: lower the step size"
-            )
+            self.undo_step(f"{names} is not finite after the optimiser's step: lower the step size")
         row = self.step_row(result, gradient_norm)
         if recipe.name not in WITHOUT_STEP_SIZE:
             row["rate"] = rate
@@ -153,12 +152,16 @@ class Training:
         self.display.say(message)
         self.end_step()
 
-    def undo_step(self, weights: dict[str, Tensor], reason: str) -> NoReturn:
+    def put_weights_back(self) -> None:
+        """Give the network the weights from before the step; its buffers are left alone."""
+        self.net.load_state_dict(self.before.copies, strict=False)
+
+    def undo_step(self, reason: str) -> NoReturn:
         """Put the weights from before the step back, and stop.
 
         No checkpoint is saved: the step overflowed, and the optimiser's state with it.
         """
-        self.net.load_state_dict(weights, strict=False)
+        self.put_weights_back()
         self.step -= 1
         self.fail(f"step {self.step + 1}: {reason}")
 
@@ -378,7 +381,7 @@ class Training:
         rows = self.folder.metrics
         if rows is None:
             return self.rows
-        return json_rows.StoredRows(rows.path.absolute(), rows.bytes)
+        return json_rows.StoredRows(rows.path.absolute(), rows.byte_count)
 
     def result(self, status: str, reason: str | None, metrics: Metrics | None = None) -> JsonObject:
         """The content of result.json.

@@ -58,7 +58,7 @@ GOAL_NOTE = (
     "co.Penalised. gradient-penalty: of a critic with one layer of co.nn, against the gradient of "
     "its mean score; torch.nn's is without cuDNN and oneDNN, which have no second derivative. "
     "one-step: calls with T = 1. training-step: batch, gradient, clipping, Adam and metrics of "
-    "`coadjoint train`, against gradient and Adam alone."
+    "`coadjoint train`, the mean of 16 steps, against gradient and Adam alone."
 )
 
 

@@ -15,6 +15,7 @@ from ...gradients.method import Method
 from ...networks.network import Network
 from ...optimisers.recipes import adam
 from ...tasks.synthetic import TemporalOrder
+from ...training.ahead import MOST_BATCHES
 from ...training.plan import TrainingPlan
 from ...training.trainer import Training
 from .goals import LIMITS, TRAINING_STEP, Contest, Contests, Pair
@@ -22,6 +23,7 @@ from .problems import METHODS, NetworkProblem, Run, Size
 
 RATE = 1e-6  # so small that thousands of steps leave the weights where they are
 CLIP = 1.0
+STEPS = MOST_BATCHES  # of a run that is timed: a training run draws so many batches at a time
 MANY = 10**9  # steps: the run neither ends nor saves while it is measured
 
 
@@ -42,17 +44,18 @@ def training_step(cell: str, size: Size, device: str, peers: tuple[str, ...]) ->
         pair = Pair(ours, peer, LIMITS[TRAINING_STEP])
         with whole_step(problem.net, task, method, B) as step:
             runs: dict[str, Run] = {ours: step, peer: alone}
-            yield Contest(cell, size, problem.engine, runs, (pair,))
+            yield Contest(cell, size, problem.engine, runs, (pair,), STEPS)
 
 
 def gradient_and_adam(net: Network, task: TemporalOrder, method: Method, samples: int) -> Run:
-    """A gradient on one and the same batch, written to the parameters, and a step of Adam."""
+    """Gradients on one and the same batch, written to the parameters, each with a step of Adam."""
     batch = net.move_batch(task.batch(0, samples, 0))
     optimiser = torch.optim.Adam(net.parameters(), RATE)
 
     def run() -> dict[str, object]:
-        method(net, batch, task.loss).write_grad(net)
-        optimiser.step()
+        for _ in range(STEPS):
+            method(net, batch, task.loss).write_grad(net)
+            optimiser.step()
         return {}
 
     return run
@@ -60,7 +63,7 @@ def gradient_and_adam(net: Network, task: TemporalOrder, method: Method, samples
 
 @contextlib.contextmanager
 def whole_step(net: Network, task: TemporalOrder, method: Method, samples: int) -> Iterator[Run]:
-    """The step of a training run: it draws its batch, clips, checks and logs as any run does.
+    """Steps of a training run: each draws its batch, clips, checks and logs as any step does.
 
     The run has a folder for its metrics, unless safetensors is missing, which folders need.
     """
@@ -79,7 +82,8 @@ def whole_step(net: Network, task: TemporalOrder, method: Method, samples: int) 
         training = Training(net, task, plan)
 
         def run() -> dict[str, object]:
-            training.advance()
+            for _ in range(STEPS):
+                training.advance()
             if stopped:  # by Ctrl-C, which a run only takes note of
                 raise KeyboardInterrupt
             return {}
