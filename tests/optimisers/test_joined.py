@@ -7,6 +7,7 @@ import torch
 
 from coadjoint.optimisers import joined
 from coadjoint.optimisers.recipes import OPTIMISERS, WITHOUT_STEP_SIZE
+from coadjoint.optimisers.states import put_state, state_of
 from coadjoint.optimisers.step_rules import Constant
 from coadjoint.optimisers.steppers import TorchStepper
 
@@ -139,3 +140,27 @@ def test_only_parameters_with_the_same_past_are_joined():
     assert joined.can_join(optimiser, listed)
     optimiser.state[listed[1]]["step"] += 1
     assert not joined.can_join(optimiser, listed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_state_that_is_put_back_goes_on_with_the_same_bits(case, dtype):
+    name, options = case
+
+    def moved(parameters, optimiser, steps):
+        for step in steps:
+            for p, g in zip(parameters.values(), drawn(parameters, step).values(), strict=True):
+                p.grad = g
+            optimiser.step()
+
+    parameters, optimiser = made(name, options, dtype)
+    moved(parameters, optimiser, range(9))
+    state = copy.deepcopy(state_of(optimiser))
+    again, fresh = made(name, options, dtype)
+    with torch.no_grad():
+        for p, q in zip(again.values(), parameters.values(), strict=True):
+            p.copy_(q)
+    put_state(fresh, state)
+    moved(parameters, optimiser, range(9, 30))
+    moved(again, fresh, range(9, 30))
+    assert all(map(torch.equal, again.values(), parameters.values()))

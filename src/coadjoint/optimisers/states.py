@@ -43,3 +43,11 @@ def put_state(optimiser: torch.optim.Optimizer, state: dict[int, State]) -> None
     """Put a state like that of `state_of` into a torch optimiser."""
     with optimisers_without_compiler():
         optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+    # torch has given every number the type of its parameter. One that had another type before, such
+    # as nadam's product of momenta, must keep it: the next steps would be rounded in another way.
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    for i, slot in state.items():
+        kept = optimiser.state[parameters[i]]
+        for key, value in slot.items():
+            if isinstance(value, torch.Tensor) and kept[key].dtype is not value.dtype:
+                kept[key] = value.clone().to(kept[key].device)
