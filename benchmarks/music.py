@@ -145,9 +145,12 @@ def tuning_runs() -> list[Run]:
             replace(base, penalty="omega", weight=1.0, falls=True),
         ]
         runs += penalised
+        # The smaller step size, which a plain network is given, too.
+        runs += [replace(run, rate=1e-3) for run in (penalised[0], penalised[3])]
         runs.append(replace(penalised[0], dropout=dropout))
         if is_small:
             runs += [replace(run, dropout=dropout) for run in penalised[1:]]
+            runs.append(replace(base, rate=1e-3, dropout=dropout))
     return sorted(runs, key=lambda run: -run.expected)
 
 
