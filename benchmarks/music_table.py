@@ -8,6 +8,7 @@ draw(rows, path)   the curves of the networks of Table 4.1, as Figure 4.1 has th
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 from music import SETS, UNITS, Row, Run, best_tuned, run_of
@@ -118,7 +119,7 @@ def final_table(rows: list[Row]) -> list[str]:
                 lines.append(line(data, method, "not run", *[""] * 5, published))
                 continue
             setting = describe(run_of(chosen))
-            reported = [row for row in rows if is_final(run_of(row), data, method)]
+            reported = [row for row in rows if is_final(run_of(row), run_of(chosen))]
             for kept in (part for part in ([chosen], reported) if part):
                 cells = final_cells(kept)
                 lines.append(line(data, method, setting, *cells, published))
@@ -135,9 +136,9 @@ def final_cells(kept: list[Row]) -> list[str]:
     return [names, f"{epochs:.0f}{mark}", *values]
 
 
-def is_final(run: Run, data: str, method: str) -> bool:
-    """Whether it is one of the runs with other seeds of this set and method."""
-    return (run.part, run.data, run.method) == ("final", data, method)
+def is_final(run: Run, chosen: Run) -> bool:
+    """Whether it is one of the runs with other seeds of the chosen setting."""
+    return run == replace(chosen, part="final", seed=run.seed)
 
 
 def tuning_table(rows: list[Row]) -> list[str]:
