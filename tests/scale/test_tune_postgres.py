@@ -249,6 +249,7 @@ def test_faults_of_the_server_are_one_line(server, here, coadjoint):
             code, out, err = coadjoint("tune", *extra, *words)
             assert (code, out, err.count("\n")) == (4, "", 1)
             assert message in err
+            assert "?." not in err
             assert PASSWORD not in err
             assert "wrong-Word" not in err
     assert not (here / "runs").exists()
