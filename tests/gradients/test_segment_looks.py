@@ -129,8 +129,8 @@ def test_memory_on_a_gpu_is_stated_and_respected(cell, segments, monkeypatch):
 @pytest.mark.slow
 def test_the_measurement_on_a_gpu_claims_nothing_without_one():
     """The cases are stated and trained on a CPU, and none passes as measured."""
-    words = "--device cpu --T 20 --B 2 --hidden 4 --probes 2 --tests 2 --segments none,2".split()
-    command = [sys.executable, TOOLS / "gpu_memory.py", *words]
+    words = "--device cpu --T 20 --B 2 --hidden 4 --probes 2 --tests 2 --segments none,2"
+    command = [sys.executable, TOOLS / "gpu_memory.py", *words.split()]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "0 of 4 cases are as stated, 4 were not measured"
