@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -12,6 +15,7 @@ from coadjoint.sweeps.engines import eager
 from coadjoint.sweeps.engines.eager import fused
 from coadjoint.training import validation
 from coadjoint.training.looks import Looks
+from paths import TOOLS
 
 
 def problem(cell, readout, T, B, hidden, engine="auto", ragged=False):
@@ -120,3 +124,19 @@ def test_memory_on_a_gpu_is_stated_and_respected(cell, segments, monkeypatch):
         checks[name] = (stated, lambda method=method: method(net, batch, "squared"))
     ratios = {name: (stated - constant) / peak(work) for name, (stated, work) in checks.items()}
     assert all(0.9 < ratio < 1.5 for ratio in ratios.values()), ratios
+
+
+@pytest.mark.slow
+def test_the_measurement_on_a_gpu_claims_nothing_without_one():
+    """The cases are stated and trained on a CPU, and none passes as measured."""
+    words = "--device cpu --T 20 --B 2 --hidden 4 --probes 2 --tests 2 --segments none,2"
+    command = [sys.executable, TOOLS / "gpu_memory.py", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "0 of 4 cases are as stated, 4 were not measured"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_measurement_says_that_there_is_no_gpu():
+    done = subprocess.run([sys.executable, TOOLS / "gpu_memory.py"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

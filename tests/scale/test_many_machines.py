@@ -71,10 +71,10 @@ def test_what_is_killed_is_resumed_elsewhere(tmp_path):
         dask.add_worker()
         there = ["--seeds", "2", "--out", "far", "--on", dask.address]
         process = start_coadjoint(tmp_path, *words(steps, *there))
-        first = eventually(lambda: has_begun(runs[0]), "the first run")
+        first = eventually(lambda: has_begun(runs[0]), "the first run", process)
         kill(parent(first))
         eventually(lambda: is_gone(first), "the run whose worker was killed")
-        second = eventually(lambda: has_begun(runs[1]), "the second run")
+        second = eventually(lambda: has_begun(runs[1]), "the second run", process)
         dask.add_worker()
         kill(parent(second))
         kill(second)
@@ -90,19 +90,26 @@ def test_what_is_killed_is_resumed_elsewhere(tmp_path):
 
 
 def test_a_worker_that_is_told_to_end_lets_its_run_save(tmp_path):
-    """SIGTERM, as from a batch system; the run has no checkpoint of its own by then."""
+    """SIGTERM, as from a batch system; the run has no checkpoint of its own, however slow we are:
+    none is due, and no validation finds better weights.
+    """
     (run,) = run_folders(tmp_path / "cmp", 1)
     with DaskProcesses(tmp_path) as dask:
         dask.add_worker()
-        there = ["--seeds", "1", "--out", "cmp", "--on", dask.address, "--checkpoint", str(ENDLESS)]
+        there = ["--seeds", "1", "--out", "cmp", "--on", dask.address]
+        there += ["--checkpoint", str(ENDLESS), "--every", str(ENDLESS)]
         process = start_coadjoint(tmp_path, *words(ENDLESS, *there))
-        pid = eventually(lambda: has_begun(run), "the run")
+        pid = eventually(lambda: has_begun(run), "the run", process)
         dask.add_worker()
         dask.workers["w1"].terminate()
         eventually(lambda: is_gone(pid), "the run whose worker ends")
         (saved,) = (run / "checkpoints").iterdir()
-        assert int(saved.name.removeprefix("step-")) > 0
-        eventually(lambda: owner(run) != pid and has_begun(run), "the run on the other worker")
+        saved_step = int(saved.name.removeprefix("step-"))
+        assert saved_step > 0
+        result = json.loads((run / "result.json").read_text())
+        assert (result["status"], result["step"]) == ("interrupted", saved_step)
+        elsewhere = "the run on the other worker"
+        eventually(lambda: owner(run) != pid and has_begun(run), elsewhere, process)
         kill(process.pid, signal.SIGINT)
         assert finish(process)[0] == 75
 
@@ -115,7 +122,7 @@ def test_a_stop_saves_the_runs_and_the_same_command_goes_on(tmp_path):
         there = ["--seeds", "2", "--out", "cmp", "--on", dask.address, "--continue"]
         process = start_coadjoint(tmp_path, *words(ENDLESS, *there))
         for run in runs:
-            eventually(lambda run=run: has_begun(run), run.name)
+            eventually(lambda run=run: has_begun(run), run.name, process)
         kill(process.pid, signal.SIGINT)
         code, _, err = finish(process)
         assert (code, err.count("\n")) == (75, 1)
@@ -134,7 +141,7 @@ def test_without_its_scheduler_a_comparison_ends_and_its_run_saves(tmp_path):
         dask.add_worker()
         there = ["--seeds", "1", "--out", "cmp", "--on", dask.address]
         process = start_coadjoint(tmp_path, *words(ENDLESS, *there))
-        pid = eventually(lambda: has_begun(run), "the run")
+        pid = eventually(lambda: has_begun(run), "the run", process)
         dask.scheduler.kill()
         code, _, err = finish(process)
         assert (code, err.count("\n")) == (75, 1)
@@ -151,7 +158,7 @@ def test_a_run_goes_on_when_its_comparison_is_killed(tmp_path):
         dask.add_worker()
         there = ["--seeds", "1", "--out", "cmp", "--on", dask.address, "--continue"]
         process = start_coadjoint(tmp_path, *words(1200, *there))
-        pid = eventually(lambda: has_begun(run), "the run")
+        pid = eventually(lambda: has_begun(run), "the run", process)
         process.kill()
         process.communicate()
         code, _, err = finish(start_coadjoint(tmp_path, *words(1200, *there)))

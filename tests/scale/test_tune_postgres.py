@@ -137,12 +137,15 @@ def descendants(pid):
     return found
 
 
+def checkpoints(run):
+    """The steps of the checkpoints of a run; one that is being written has another name yet."""
+    names = [path.name for path in run.glob("checkpoints/step-*")]
+    return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+
+
 def wait_for_checkpoint(worker, run):
-    """The step of the first checkpoint of a run."""
-    while True:
-        steps = sorted(path.name for path in run.glob("checkpoints/step-*"))
-        if steps and steps[-1] != "step-00000000":
-            return steps[-1]
+    """Wait until a run has a checkpoint of a step that it has taken."""
+    while max(checkpoints(run), default=0) == 0:
         assert worker.process.poll() is None, worker.log.read_text()
         time.sleep(0.002)
 
@@ -159,7 +162,7 @@ def test_a_worker_that_dies_loses_nothing(server, here):
     stop_all(pids, signal.SIGKILL)
     first.process.wait()
     assert not (run / "result.json").exists()
-    checkpoint = max(int(path.name[5:]) for path in run.glob("checkpoints/step-*"))
+    checkpoint = max(checkpoints(run))
     clock = (run / "clock.jsonl").read_bytes()
     known = json.loads((run / "environment.json").read_text())
     others = [Tune(here, name, *words) for name in ("second", "third", "fourth")]
@@ -246,6 +249,7 @@ def test_faults_of_the_server_are_one_line(server, here, coadjoint):
             code, out, err = coadjoint("tune", *extra, *words)
             assert (code, out, err.count("\n")) == (4, "", 1)
             assert message in err
+            assert "?." not in err
             assert PASSWORD not in err
             assert "wrong-Word" not in err
     assert not (here / "runs").exists()

@@ -14,13 +14,20 @@ PATIENCE = 600  # seconds until a test gives up waiting; never the time that som
 QUIETLY = ["--no-dashboard"]
 
 
-def eventually(condition, what):
-    """Wait until a condition holds, and return what it returned."""
+def eventually(condition, what, process=None):
+    """Wait until a condition holds, and return what it returned.
+
+    process: a command that must not end meanwhile; what it complained of is in the error.
+    """
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
+        has_ended = process is not None and process.poll() is not None
         found = condition()
         if found:
             return found
+        if has_ended:
+            complaint = process.communicate()[1]
+            raise AssertionError(f"{what}: ended with {process.returncode} before: {complaint}")
         time.sleep(0.02)
     raise AssertionError(f"waited in vain: {what}")
 

@@ -198,7 +198,8 @@ def explain(error: BaseException) -> str:
         cause = inner
         inner = getattr(cause, "orig", None) or cause.__cause__
     said = " ".join(hide_passwords(str(cause)).split())[:300].rstrip(".")
+    sentence = said if said.endswith(("?", ".")) else f"{said}."
     for part, advice in ADVICE.items():
         if part in said:
-            return f"{said}. {advice}"
-    return f"{said}."
+            return f"{sentence} {advice}"
+    return sentence
