@@ -286,6 +286,7 @@ def test_products_over_rows_are_compiled(step, blocks, short, monkeypatch):
         return noted
 
     monkeypatch.setattr(chunks, "COMPILED_FROM", 0)
+    monkeypatch.setattr(products, "WORTH_FROM", 0)
     for name in ("affine_rows", "add_products"):
         monkeypatch.setattr(row_products, name, noting(name, getattr(row_products, name)))
     if blocks == "several blocks":

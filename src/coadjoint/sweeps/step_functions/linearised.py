@@ -24,7 +24,7 @@ from ..rows import SAFE_EXPONENT, Rows
 from ..torch_internals import change_count, forward_mode, nothing_intervenes
 from .linear_code import LinearCode
 from .lines import SharedConstants
-from .products import RowProducts
+from .products import row_products
 from .row_rules import MixesRows, RowAxis
 from .tape import Found, Replay, StepTape
 
@@ -126,7 +126,7 @@ class Linearised:
     def _keep_block(self) -> None:
         """Call the step with all rows, and keep what it computes, for derivatives and slopes."""
         inputs = [y.detach().requires_grad_() for y in self.inputs]
-        with RowProducts(self.rows.N):
+        with row_products(inputs[-1]):
             tape, found, out = written_down(self.step, inputs)
         if tape.operators() != self._tape.operators():
             raise MixesRows("operations that depend on the number of rows")
@@ -261,7 +261,7 @@ class Linearised:
         at = self._rows_of(i)
         inputs = [y[at].detach().requires_grad_() for y in self.inputs]
         found = Found([*inputs, *self.copies], self._stand_ins)
-        with torch.enable_grad(), RowProducts(len(inputs[0])), found:
+        with torch.enable_grad(), row_products(inputs[-1]), found:
             return StepGraph(inputs, self.step(*inputs))
 
     def gradient(self, lam: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
@@ -296,7 +296,7 @@ class Linearised:
         sums: list[Tensor | None] = []
         for i in range(len(self.blocks)):
             graph = self.graph(i)
-            with RowProducts(len(graph.out)):
+            with row_products(graph.inputs[-1]):
                 found = of_block(i, graph)
             by_block.append(found[:arrays])
             sums = list(map(plus, sums, found[arrays:])) if i else found[arrays:]

@@ -7,6 +7,7 @@ y, and sums over them: the gradients by weights. A BLAS takes longer for these t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -17,6 +18,14 @@ from ..torch_internals import OperationMode
 
 Operator = Callable[..., object]
 ATEN = torch.ops.aten
+# Multiplications of all rows by a matrix [n, n] from which it pays to look at every operation.
+WORTH_FROM = 10_000_000
+
+
+def row_products(x: Tensor) -> AbstractContextManager[object]:
+    """RowProducts for steps with the states x [N, n], or nothing where it would take longer."""
+    rows, n = x.shape
+    return RowProducts(rows) if rows * n * n >= WORTH_FROM else nullcontext()
 
 
 class RowProducts(OperationMode):
