@@ -15,8 +15,9 @@ from torch.nn.functional import layer_norm, linear, softmax
 
 import coadjoint as co
 from coadjoint.cells import steps
-from coadjoint.sweeps import step_run
-from coadjoint.sweeps.step_functions import linearised
+from coadjoint.sweeps import chunks, step_run
+from coadjoint.sweeps.engines.c import compiler, row_products
+from coadjoint.sweeps.step_functions import linearised, products
 from coadjoint.sweeps.step_functions.linearised import Linearised
 from sampling import one_in
 
@@ -268,6 +269,56 @@ def test_several_blocks(step, short, monkeypatch):
     monkeypatch.setattr(linearised, "BLOCK_ELEMENTS", 3 * len(LENGTHS) * D)
     net = network(step.double() if isinstance(step, nn.Module) else step)
     assert_same_one_at_a_time(net, monkeypatch)
+
+
+@pytest.mark.skipif(compiler.compiler_setup().refusal is not None, reason="needs a C compiler")
+@pytest.mark.parametrize("blocks", ["one block", "several blocks"])
+@pytest.mark.parametrize("step", [gated, nn.LSTMCell(INPUTS, D), steps.GatedFeedback(INPUTS, D)])
+def test_products_over_rows_are_compiled(step, blocks, short, monkeypatch):
+    """Those by matrices, and the sums over rows that are gradients by weights."""
+    called = set()
+
+    def noting(name, compute):
+        def noted(*arguments):
+            called.add(name)
+            return compute(*arguments)
+
+        return noted
+
+    monkeypatch.setattr(chunks, "COMPILED_FROM", 0)
+    monkeypatch.setattr(products, "WORTH_FROM", 0)
+    for name in ("affine_rows", "add_products"):
+        monkeypatch.setattr(row_products, name, noting(name, getattr(row_products, name)))
+    if blocks == "several blocks":
+        monkeypatch.setattr(linearised, "BLOCK_ELEMENTS", 3 * len(LENGTHS) * D)
+    net = network(copy.deepcopy(step).double() if isinstance(step, nn.Module) else step)
+    assert_same_one_at_a_time(net, monkeypatch)
+    assert called == {"affine_rows", "add_products"}
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes"),
+    [
+        (torch.ops.aten.mm.default, [(40, 6), (6, 9)]),
+        (torch.ops.aten.mm.default, [(6, 40), (40, 9)]),
+        (torch.ops.aten.mm.default, [(40, 40), (40, 40)]),
+        (torch.ops.aten.addmm.default, [(9,), (40, 6), (6, 9)]),
+        (torch.ops.aten.addmm.default, [(40, 9), (40, 6), (6, 9)]),
+        (torch.ops.aten.addmm.default, [(1,), (40, 6), (6, 9)]),
+    ],
+)
+def test_products_as_torch_computes_them(operator, shapes, monkeypatch):
+    monkeypatch.setattr(chunks, "COMPILED_FROM", 0)
+    arrays = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    torch.testing.assert_close(products.computed(operator, arrays, {}, 40), operator(*arrays))
+
+
+@pytest.mark.parametrize("arguments", [([0],), ([0], True), ([0, 1],), ([1],), ([-1], True)])
+def test_sums_as_torch_computes_them(arguments, monkeypatch):
+    monkeypatch.setattr(chunks, "COMPILED_FROM", 0)
+    operator = torch.ops.aten.sum.dim_IntList
+    given = (torch.randn(40, 9, dtype=torch.float64), *arguments)
+    torch.testing.assert_close(products.computed(operator, given, {}, 40), operator(*given))
 
 
 @pytest.mark.parametrize("samples", [1, 2])

@@ -38,7 +38,9 @@ def has_few_columns(M: Tensor) -> bool:
     return 8 * len(M) <= M.shape[1]
 
 
-def compiled_affine(rows: Rows, y: Tensor, M: Tensor, b: Tensor | None) -> CompiledProducts | None:
+def compiled_affine(
+    rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None
+) -> CompiledProducts | None:
     """The compiled code for y_i M' + b; None where a BLAS is as fast.
 
     Few columns would leave most of a vector of compiled code empty.

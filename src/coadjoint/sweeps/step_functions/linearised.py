@@ -24,6 +24,7 @@ from ..rows import SAFE_EXPONENT, Rows
 from ..torch_internals import change_count, forward_mode, nothing_intervenes
 from .linear_code import LinearCode
 from .lines import SharedConstants
+from .products import row_products
 from .row_rules import MixesRows, RowAxis
 from .tape import Found, Replay, StepTape
 
@@ -125,7 +126,8 @@ class Linearised:
     def _keep_block(self) -> None:
         """Call the step with all rows, and keep what it computes, for derivatives and slopes."""
         inputs = [y.detach().requires_grad_() for y in self.inputs]
-        tape, found, out = written_down(self.step, inputs)
+        with row_products(inputs[-1]):
+            tape, found, out = written_down(self.step, inputs)
         if tape.operators() != self._tape.operators():
             raise MixesRows("operations that depend on the number of rows")
         self._graph = StepGraph(inputs, out)
@@ -258,7 +260,8 @@ class Linearised:
             return self._graph
         at = self._rows_of(i)
         inputs = [y[at].detach().requires_grad_() for y in self.inputs]
-        with torch.enable_grad(), Found([*inputs, *self.copies], self._stand_ins):
+        found = Found([*inputs, *self.copies], self._stand_ins)
+        with torch.enable_grad(), row_products(inputs[-1]), found:
             return StepGraph(inputs, self.step(*inputs))
 
     def gradient(self, lam: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
@@ -292,7 +295,9 @@ class Linearised:
         by_block = []
         sums: list[Tensor | None] = []
         for i in range(len(self.blocks)):
-            found = of_block(i, self.graph(i))
+            graph = self.graph(i)
+            with row_products(graph.inputs[-1]):
+                found = of_block(i, graph)
             by_block.append(found[:arrays])
             sums = list(map(plus, sums, found[arrays:])) if i else found[arrays:]
         joined: list[Tensor | None] = []
@@ -408,9 +413,11 @@ def is_repeated(again: Tensor, state: Tensor) -> bool:
     # quarters of the digits must agree.
     tolerance = torch.finfo(state.dtype).eps ** 0.75
     values = (again.detach(), state.detach())
-    return again.shape == state.shape and torch.allclose(
-        *values, tolerance, tolerance, equal_nan=True
-    )
+    if again.shape != state.shape:
+        return False
+    if not again.numel() or bool((values[0] - values[1]).abs_().max() <= tolerance):
+        return True  # as allclose would say, sooner; it is asked about large values, inf and nan
+    return torch.allclose(*values, tolerance, tolerance, equal_nan=True)
 
 
 def refuse_if_elsewhere(out: Tensor, leaves: Sequence[Tensor]) -> None:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .products import Operator
 from .row_rules import Place
-from .tape import Operator, Replay
+from .tape import Replay
 
 
 class CodeConstant:

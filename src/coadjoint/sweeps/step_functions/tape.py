@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..torch_internals import OperationMode, storage_address
+from .products import Operator, computed
 from .row_rules import SHAPED, MixesRows, Operand, Place, places_of_results
-
-Operator = Callable[..., object]
 
 
 class OperatorOverload(Protocol):
@@ -292,7 +291,7 @@ class Replay:
             shape = list(value.tensor.shape)
             shape[value.place.axis] = self.rows * value.place.each
             arguments[SHAPED[record.name]] = shape
-        made = as_tuple(record.operator(*arguments, **keywords))
+        made = as_tuple(computed(record.operator, arguments, keywords, self.rows))
         results = [y for y in made if isinstance(y, Tensor)]
         self.computed.update(zip(record.results, results, strict=True))
 
