@@ -1,8 +1,8 @@
 """Plain tanh networks on the four sets of polyphonic music: a published table, and our best.
 
-    python benchmarks/music.py run table --data DIR --out FILE --seconds 540
-    python benchmarks/music.py run tune --data DIR --out FILE --seconds 540
-    python benchmarks/music.py run final --data DIR --out FILE --seconds 540
+    python benchmarks/music.py run table --data DIR --out FILE --seconds 8000
+    python benchmarks/music.py run tune --data DIR --out FILE --seconds 8000
+    python benchmarks/music.py run final --data DIR --out FILE --seconds 8000
     python benchmarks/music.py table FILE                 the tables of docs/results.md
     python benchmarks/music.py table FILE --write PAGE    put them into that page
     python benchmarks/music.py figure FILE music.svg      its figure

@@ -196,9 +196,12 @@ def forward(
 
     base may have one row for each step, [T, g d], which its samples share, if W is by step.
     """
-    # Without W, a is base; it is not written where no derivative reads it.
-    a = base.clone() if W is None and plan.cell.needs_a else None
-    return _forward(plan, (base,), a, v, W, x0, p)
+    loops = compiled_loops(plan.cell, x0.dtype)
+    x, a, q, d = arrays_of_forward(plan, x0)
+    if W is None and plan.cell.needs_a:  # a is base; where no derivative reads it, it stays unset
+        a = base.clone()
+    run(loops.forward, plan, loops, p, d, (0, 1), (W, v, a, x, q, base))  # not scaled
+    return x, a, q
 
 
 @without_graph
@@ -216,32 +219,23 @@ def forward_from_inputs(
 
     With the bits of `forward` and affine_rows.
     """
-    return _forward(plan, (None, *[None] * 9, u, R, b), None, v, W, x0, p)
+    loops = compiled_loops(plan.cell, x0.dtype)
+    x, a, q, d = arrays_of_forward(plan, x0)
+    sources = (*[None] * 10, u, R, b)  # of ARRAY_NAMES, from base on
+    run(loops.forward, plan, loops, p, d, (0, 1), (W, v, a, x, q, *sources))  # not scaled
+    return x, a, q
 
 
-def _forward(
-    plan: SweepPlan,
-    sources: Sequence[Tensor | None],
-    a: Tensor | None,
-    v: Tensor | None,
-    W: Tensor | None,
-    x0: Tensor,
-    p: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The forward loop. sources: the arrays from base on, as in ARRAY_NAMES."""
+def arrays_of_forward(plan: SweepPlan, x0: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """(x, a, q) of a forward sweep, of which only x0 is set, and d."""
     cell = plan.cell
     rows = plan.rows
-    loops = compiled_loops(cell, x0.dtype)
     d = x0.shape[1] // len(cell.slots)
     x = empty((rows.B + rows.N, x0.shape[1]), x0)
     x[: rows.B] = x0
-    q = None
-    if cell.saved_nodes:
-        q = empty((rows.N, d * len(cell.saved_nodes)), x0)
-    if a is None:
-        a = empty((rows.N, d * len(cell.gates)), x0)
-    run(loops.forward, plan, loops, p, d, (0, 1), (W, v, a, x, q, *sources))  # not scaled
-    return x, a, q
+    a = empty((rows.N, d * len(cell.gates)), x0)
+    q = empty((rows.N, d * len(cell.saved_nodes)), x0) if cell.saved_nodes else None
+    return x, a, q, d
 
 
 @without_graph
