@@ -12,6 +12,7 @@ import coadjoint as co
 from coadjoint.gradients.layer_by_hand import LayerGradient
 from coadjoint.objectives.loss_points import graph_point
 from coadjoint.objectives.losses import entry_losses
+from coadjoint.sweeps import chunks
 
 T, B, INPUTS, HIDDEN, OUTPUTS = 9, 4, 3, 5, 2
 LENGTHS = [9, 4, 7, 1]
@@ -30,6 +31,13 @@ METHODS = {
     "part": lambda: co.Penalised(co.penalties.log_ratio.on(part="h"), 0.2),
     "steered": lambda: co.Penalised("log-ratio", co.penalties.Steered(0.1, 0.01)),
 }
+
+
+@pytest.fixture(params=["torch", "compiled"], autouse=True)
+def products(request, monkeypatch):
+    """Products over rows by torch, as at this size, and by compiled code, as in large networks."""
+    if request.param == "compiled":
+        monkeypatch.setattr(chunks, "COMPILED_FROM", 0)
 
 
 def problem(cell="elman", loss="squared", output="identity", seed=0, **options):

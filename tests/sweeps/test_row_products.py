@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from coadjoint.cells import library
 from coadjoint.sweeps import affine, chunks
-from coadjoint.sweeps.engines.c import compiler, row_products, threads
+from coadjoint.sweeps.engines.c import compiler, engine, row_products, threads
+from coadjoint.sweeps.plan import SweepPlan
 from coadjoint.sweeps.rows import Rows
 
 pytestmark = pytest.mark.skipif(
@@ -179,3 +181,33 @@ def test_small_or_unusual_sums_are_left_to_torch(monkeypatch):
     assert chunks.compiled_products(None, y, 50, (r,)) is None
     whole = Rows([10] * 20)
     assert chunks.compiled_products(whole.part(0, 10), y, 50, (r,)) is row_products
+
+
+@DTYPES
+@pytest.mark.parametrize("sizes", SIZES[:2], ids=["ragged", "short"])
+@pytest.mark.parametrize("name", ["elman", "lstm", "gru", "leaky", "cornn", "mingru", "lru"])
+def test_a_forward_sweep_from_inputs_has_the_bits_of_one_from_their_products(
+    monkeypatch, name, sizes, dtype
+):
+    cell, rows, d, inputs = library.named(name), Rows(sizes), 19, 6
+    plan = SweepPlan(cell, rows, engine)
+
+    def draw(*shape):
+        return 0.5 * torch.randn(*shape, dtype=dtype)
+
+    u, R, b = draw(rows.N, inputs), draw(len(cell.gates) * d, inputs), draw(len(cell.gates) * d)
+    v = draw(rows.N, len(cell.side) * d) if cell.side else None
+    W = draw(len(cell.gates) * d, len(cell.read) * d) / d if cell.read else None
+    x0, p = draw(rows.B, len(cell.slots) * d), draw(len(cell.p) * d).abs() if cell.p else None
+    monkeypatch.setattr(threads, "WORK_PER_THREAD", 1)
+    for bias in (b, None):
+        base = row_products.affine_rows(u, R, bias)
+        x, a, q = engine.forward(plan, base, v, W, x0, p)
+        for count in (1, 3):
+            monkeypatch.setattr(torch, "get_num_threads", lambda n=count: n)
+            found_x, found_a, found_q = engine.forward_from_inputs(plan, u, R, bias, v, W, x0, p)
+            assert torch.equal(found_x, x)
+            if cell.needs_a:  # otherwise nobody reads it
+                assert torch.equal(found_a, a)
+            if q is not None:
+                assert torch.equal(found_q, q)
