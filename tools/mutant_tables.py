@@ -93,7 +93,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("models/test_export_onnx.py",),
     ),
     "sweeps/": (KERNEL, SLOW),
-    "sweeps/chunks.py": (("gradients/test_segments.py",), KERNEL),
+    "sweeps/chunks.py": (("sweeps/test_row_products.py", "gradients/test_segments.py"), KERNEL),
     "sweeps/engines/parallel_scan.py": (("sweeps/test_scan.py",), ("cells/test_cells.py",)),
     "sweeps/engines/scan.py": (("sweeps/test_scan.py",), ("cells/test_cells.py",)),
     "objectives/": (KERNEL, SLOW),
