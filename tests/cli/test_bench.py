@@ -4,6 +4,7 @@ Writing the results leaves the rest of the page alone.
 """
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -591,3 +592,16 @@ def test_it_runs_without_pydantic():
         in refused.stderr
     )
     assert refused.stderr.count("\n") == 1
+
+
+def test_a_turn_begins_when_the_threads_of_the_one_before_are_idle(monkeypatch):
+    """Their work would be counted to the next contender; work without an end is not waited for."""
+    worked = iter([0.0, 0.002, 0.002, 0.004, 0.004, 0.0041])
+    naps = []
+    monkeypatch.setattr(clock_module.time, "process_time", lambda: next(worked))
+    monkeypatch.setattr(clock_module.time, "sleep", naps.append)
+    clock_module.wait_until_idle()
+    assert naps == [clock_module.WAIT_SECONDS] * 3
+    monkeypatch.setattr(clock_module.time, "process_time", itertools.count().__next__)
+    clock_module.wait_until_idle()
+    assert len(naps) == 3 + clock_module.MOST_WAITS

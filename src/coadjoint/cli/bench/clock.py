@@ -16,6 +16,8 @@ TURN_MS = 50.0  # of one turn
 ALL_TURNS_MS = 3000.0  # of all turns of a slow contender
 MOST_CALLS = 20  # in one turn
 FEWEST_TURNS = 3  # enough for a median
+WAIT_SECONDS = 0.002  # between two looks at whether the contender before still works
+MOST_WAITS = 100
 SAME_GRADIENT = 0.05  # gradients further apart than this, tf32 or not, are of different functions
 INSIDE = (True, False)  # JAX multiplies the inputs inside the scan, or before it
 
@@ -95,6 +97,19 @@ def ignore_progress(share: float) -> None:
     """Report nothing; share: of the rounds that are done."""
 
 
+def wait_until_idle() -> None:
+    """Wait while threads of the contender before still work, after it has returned its result.
+
+    XLA's do, for some 20 ms after a large gradient: on one pinned core they would take the time of
+    whoever is next.
+    """
+    for _ in range(MOST_WAITS):
+        begin = time.process_time()
+        time.sleep(WAIT_SECONDS)
+        if time.process_time() - begin < 0.1 * WAIT_SECONDS:
+            return
+
+
 def time_in_turns(
     runs: Mapping[Key, Callable[[], object]],
     rounds: int,
@@ -121,6 +136,8 @@ def time_in_turns(
     for i in range(rounds):
         for key, run in runs.items():
             if i < turns[key]:
+                if device == "cpu":
+                    wait_until_idle()
                 times[key].append(time_calls(run, calls[key], device))
         tick((i + 1) / rounds)
     return times
