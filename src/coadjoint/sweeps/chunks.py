@@ -21,7 +21,7 @@ from .rows import ROWS_PER_CHUNK, Bounds, Rows, row_bounds, split_range
 
 # Rows added at once where the result is so small that a BLAS adds them one by one.
 FEW_ROWS = 256
-# Multiplications from which compiled code is faster: a BLAS is called sooner.
+# Multiplications from which compiled code is faster. For fewer, a call of torch takes less time.
 COMPILED_FROM = 500_000
 
 
@@ -74,7 +74,7 @@ def compiled_module() -> CompiledProducts:
 def compiled_products(
     rows: Rows | None, y: Tensor, width: int, others: Sequence[Tensor | None]
 ) -> CompiledProducts | None:
-    """The compiled code, if it can read these arrays and pays; else None.
+    """The compiled code, if it can read these arrays and is the faster; else None.
 
     width: by how many numbers each entry of y [N, .] is multiplied. Rows are counted over the full
     sequence, so that its segments all go the same way.
