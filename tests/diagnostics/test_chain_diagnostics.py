@@ -193,12 +193,13 @@ def test_lyapunov_exponents_are_those_of_dense_qr_steps(kind):
         for A in J:
             P = A @ P
         # Products of the diagonal entries of R_L ... R_1, from volumes: no QR step by step.
-        volumes = [0.0]
-        for m in range(1, k + 1):
-            volumes.append(0.5 * np.linalg.slogdet(P[:, :m].T @ P[:, :m])[1])
-        each.append(np.sort(np.diff(volumes) / len(J))[::-1])
         rank = np.linalg.matrix_rank(P)
-        each[-1][rank:] = -math.inf  # directions that relu or a normalisation maps to zero
+        volumes = [0.0]
+        for m in range(1, rank + 1):
+            volumes.append(0.5 * np.linalg.slogdet(P[:, :m].T @ P[:, :m])[1])
+        exponents = np.full(k, -math.inf)  # of what relu or a normalisation maps to zero
+        exponents[:rank] = np.sort(np.diff(volumes) / len(J))[::-1]
+        each.append(exponents)
     np.testing.assert_allclose(found.each, np.array(each), rtol=1e-6, atol=1e-8)
     assert found.axis.step == "layer"
 
