@@ -1,10 +1,10 @@
-# make demo | test | test-quick (no slow tests) | test-thorough (all cases) | test-gpu | test-crash | test-scale | test-page | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
+# make demo | test | test-quick (no slow tests) | test-thorough (all cases) | test-gpu | test-crash | test-scale | test-page | test-avx2 (as a processor without AVX-512 rounds) | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 
-.PHONY: demo test test-quick test-thorough test-gpu test-crash test-scale test-page lint bench mutants clean
+.PHONY: demo test test-quick test-thorough test-gpu test-crash test-scale test-page test-avx2 lint bench mutants clean
 
 # the tests start many processes: each would compile the package anew
 export PYTHONDONTWRITEBYTECODE :=
@@ -43,6 +43,10 @@ test-crash: $(READY)
 test-scale: $(READY)
 	test -n "$$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null)" || (apt-get update -qq && apt-get install -y -qq postgresql)
 	$(BIN)/python -m pytest tests/scale --scale
+
+# results differ in rounding between processors, and no test may depend on that
+test-avx2: $(READY)
+	OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(VENV)/inductor-avx2 $(BIN)/python -m pytest -n 2
 
 test-page: $(READY)
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)

@@ -1,5 +1,6 @@
 """Hessian-free steps lower the objective, and conjugate gradients solve what they are given."""
 
+import itertools
 import math
 import sys
 
@@ -37,7 +38,8 @@ def test_conjugate_gradients_solve(scaled, begun):
     assert torch.allclose(found.iterates[-1], torch.linalg.solve(A, b), rtol=1e-8, atol=1e-10)
     for x, model in zip(found.iterates, found.models, strict=True):
         assert model == pytest.approx(float(x @ A @ x / 2 - b @ x), rel=1e-9)
-    assert found.models == sorted(found.models, reverse=True)
+    for before, after in itertools.pairwise(found.models):  # it falls, but for rounding at the end
+        assert after <= before + 1e-14 * abs(before)
 
 
 def test_conjugate_gradients_stop_when_little_is_gained():
