@@ -4,12 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from coadjoint.cells.classic import elman
 from coadjoint.sweeps import engines
-from coadjoint.sweeps.dense import row_norms
 from coadjoint.sweeps.engines.c import per_sample
-from coadjoint.sweeps.plan import SweepPlan
-from coadjoint.sweeps.rows import uniform_rows
+from coadjoint.sweeps.norms import norm
 
 F64 = torch.float64
 
@@ -65,27 +62,35 @@ def test_log_ratios_and_their_slope(T, first):
     k = torch.randint(-300, 300, (T + 1, 5), dtype=torch.int32)
     value, slope = per_sample.log_ratios(size, k, first)
     with torch.enable_grad():
-        log = size.log().requires_grad_()
-        norms = log + k * torch.tensor(2.0, dtype=F64).log()
+        leaf = size.clone().requires_grad_()
+        norms = leaf.log() + k * torch.tensor(2.0, dtype=F64).log()
         r = (norms[:-1] - norms[1:])[first:]
         expected = r.square().sum(0) / max(len(r), 1)
-        (by_log,) = torch.autograd.grad(expected.sum(), log)
+        (by_size,) = torch.autograd.grad(expected.sum(), leaf)
     torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(slope, by_log, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(slope, by_size, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("n", [1, 3, 16, 37, 64])
-def test_norms_of_rows(n):
-    plan = SweepPlan(elman("tanh"), uniform_rows(2, 3), engines.load("cpu"), checked=False)
-    y = torch.randn(9, n, dtype=F64)
-    torch.testing.assert_close(row_norms(plan, y), y.norm(dim=1), rtol=1e-14, atol=0)
-    expected = y.norm(dim=1)
-    y[4] = 2.0**-600  # its squares are zero
-    expected[4] = 2.0**-600 * n**0.5
-    torch.testing.assert_close(row_norms(plan, y), expected, rtol=1e-14, atol=0)
+def test_norms_of_rows(n, dtype):
+    y = torch.randn(3, 5, n).to(dtype)
+    tolerance = 4 * torch.finfo(dtype).eps
+    expected = y.double().norm(dim=-1).to(dtype)
+    torch.testing.assert_close(per_sample.row_norms(y), expected, rtol=tolerance, atol=0)
+    assert torch.equal(per_sample.row_norms(y[1:2]), per_sample.row_norms(y)[1:2])
+    y[1, 2] = 2.0**-100 if dtype == torch.float32 else 2.0**-600  # its squares are zero
+    y[2, 0] = 1 / y[1, 2]  # and these infinite
+    expected[1, 2] = y[1, 2].sum() / n**0.5
+    expected[2, 0] = y[2, 0].sum() / n**0.5
+    assert per_sample.row_norms(y)[1, 2] == 0
+    torch.testing.assert_close(norm(y), expected, rtol=tolerance, atol=0)
 
 
 def test_nothing_is_computed_where_gradients_are_asked_for():
     with torch.enable_grad():
         assert per_sample.cross_entropy(torch.zeros(2, 3), torch.zeros(2, dtype=torch.long)) is None
+        assert per_sample.row_norms(torch.zeros(2, 3)) is None
     assert per_sample.cross_entropy(torch.zeros(2, 3).half(), torch.zeros(2).long()) is None
+    assert per_sample.row_norms(torch.zeros(())) is None
+    assert per_sample.row_norms(torch.zeros(2, 0)) is None

@@ -144,7 +144,7 @@ class HandGradient:
         """The gradient of the mean of share L + rho G, the penalties [B], and the costates.
 
         G: a function of costates and their run. share: 1, or 0 to leave out the loss. with_slope:
-        G with its slope by log-norms, if there is a formula; see Penalty. held: lam_L = dL/da is a
+        G with its slope by norms, if there is a formula; see Penalty. held: lam_L = dL/da is a
         constant to the derivative of G.
         """
         top = self.top.detach()
@@ -153,9 +153,8 @@ class HandGradient:
         lam = ChainCostates(self.run, blocks, self.losses)
         shares = self._sample_shares()
         if with_slope is not None and lam.complete:
-            penalties, by_log_norms = with_slope(lam)
-            rates = by_log_norms * (rho * shares) / lam.size.double().square()
-            rates = rates.to(lam.size.dtype)
+            penalties, slope = with_slope(lam)
+            rates = norm_rates(lam.size, slope * (rho * shares))
             slopes = PenaltySlopes([None] * len(blocks), rates, None, [()] * len(self.parts))
         else:
             penalties, slopes = self._slopes_by_torch(G, blocks, rho * shares)

@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..networks.chain_loss import slope_formula
 from ..networks.interface import Net
 from ..networks.judge import Judge
 from ..networks.network import Network
 from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
-from ..objectives.loss_points import GraphPoint, graph_point
-from ..objectives.losses import LOSSES, LossLike
+from ..objectives.losses import LOSSES, LossLike, LossPoint
 from ..sweeps import engines
 from ..sweeps.adjoint_tangent import AdjointInputs, AdjointState, adjoint_gradient
 from ..sweeps.affine import affine, compiled_affine, plus
 from ..sweeps.checks import is_deferring_checks
 from ..sweeps.chunks import sum_joined, sum_products, sum_rows
-from ..sweeps.costates import Costates, slot_columns
+from ..sweeps.costates import BaseCostates, Costates, slot_columns
 from ..sweeps.differentiable import Adjoint, forward_gradient
 from ..sweeps.functions import is_transformed
 from ..sweeps.layout import HasLayout, Layout, lay_out
@@ -106,9 +106,10 @@ class LayerGradient:
             self.h = net.readout_input(self.rows, x, last)
             self.a = affine(self.rows if self.every else None, self.h, V, self.b_o)
             judge = Judge.of(net, self.layout, loss, batch.y, batch.mask, batch.reduce, V)
-            self.point: GraphPoint | None = None
-            if not self.every and judge.weight is None:
-                self.point = graph_point(loss, self.a, judge.y, net.output)
+            self.point: LossPoint | None = None
+            formula = None if self.every else slope_formula(judge)
+            if formula is not None:
+                self.point = formula.point(self.a, net.output)
         if self.point is not None:
             self.losses = self.layout.unsort(self.point.value)
             return
@@ -167,13 +168,13 @@ class LayerGradient:
         rho: float,
         share: float = 1.0,
         held: bool = False,
-        norm_slope: Callable[[Costates, Tensor], tuple[Tensor, Tensor]] | None = None,
+        with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Gradient, Tensor, Costates]:
         """The gradient of the mean of share L + rho G, the penalties [B], and the costates.
 
         share: 1, or 0 to leave out the loss. held: the sources of the costates are constants to the
-        derivative of G. norm_slope: G with its slope by norms, if there is a formula; see Penalty.
-        A penalty that reads the run raises ReadsRun.
+        derivative of G. with_slope: G with its slope by norms, if there is a formula; see
+        Penalty. A penalty that reads the run raises ReadsRun.
         """
         of_a = self._loss_slope(torch.ones_like(self.losses), twice=not held)
         state = self._costates(of_a.detach())
@@ -182,8 +183,9 @@ class LayerGradient:
         lam = Costates(self.run, state.lam, state.k, self.losses.detach())
         by_lam: Tensor | None
         by_loss: Tensor | None = None
-        if norm_slope is not None and lam.complete:
-            penalties, by_size = norm_slope(lam, rho * shares)
+        if with_slope is not None and lam.complete:
+            penalties, slope = with_slope(lam)
+            by_size = rho * shares * slope
             # All samples have the same length, and rows lie as in [T + 1, B].
             by_lam = norm_gradient(state.lam, lam.size.flatten(), by_size.flatten())
         else:
@@ -222,7 +224,7 @@ class LayerGradient:
     def _loss_slope(self, seeds: Tensor, twice: bool = False) -> Tensor:
         """The slope of sum_j seeds_j L_j by the pre-outputs, in rows. twice: keep its graph."""
         if self.point is not None:
-            return self.point.slope(self.layout.sort(seeds))
+            return self.layout.sort(seeds)[:, None] * self.point.slope
         with torch.enable_grad():
             (slope,) = torch.autograd.grad(
                 self.losses, self.a, seeds, create_graph=twice, retain_graph=True
@@ -292,7 +294,8 @@ class LayerGradient:
         h = self._readout_states(by_source)
         change = affine(self.rows, h, self.V, None) if self.every else h @ self.V.t()
         if self.point is not None:
-            return self.point.bend(change, None if by_loss is None else self.layout.sort(by_loss))
+            bend = self.point.bend(change)
+            return bend if by_loss is None else bend + self._loss_slope(by_loss)
         values = []
         seeds = []
         if by_loss is not None:

@@ -323,7 +323,7 @@ class Penalised(Method):
                 rho,
                 self.share,
                 holds_source(self.hold),
-                self.penalty.norm_slope,
+                self.penalty.with_slope,
             )
         decays = self._measure_decay(lam)
         return GradientTuple(lam.loss, G, gradient, decays), layer.run, lam

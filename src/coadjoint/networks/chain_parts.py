@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..sweeps.affine import plus
-from ..sweeps.dense import dense_tangent, layer_gradients, row_norms
+from ..sweeps.dense import dense_tangent, layer_gradients
+from ..sweeps.norms import norm
 from ..sweeps.plan import Saved
 from ..sweeps.rows import scale
 from ..sweeps.run import FormulaRun
@@ -132,7 +133,7 @@ class SweptPart(ChainPart):
         assert k is not None
         self.k = k
         by_state = (rows.T + 1, rows.B)
-        size = row_norms(plan, self.lam).view(by_state)
+        size = norm(self.lam).view(by_state)
         return ScaledBlock(self.lam.view(*by_state, -1), k.view(by_state), size)
 
     def tangents(self, slope: CostateSlope | None, carried: Tensor | None) -> Tensor:

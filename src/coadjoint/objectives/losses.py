@@ -17,18 +17,25 @@ Example:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..cells.transport import Portable, remembers_origin
 from ..errors import InputError, KindError, Unsupported, choose, real, renamed_attributes
 from ..sweeps.checks import is_deferring_checks, require
-from ..sweeps.engines.c import per_sample
+from .cross_entropy import (
+    balance,
+    class_loss,
+    class_point,
+    class_slope,
+    log_softmax,
+    softmax_bend,
+)
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda a: a,
@@ -147,19 +154,6 @@ def _huber(delta: float, y_hat: Tensor, y: Tensor) -> Tensor:
     return torch.where(e <= delta, 0.5 * e.square(), delta * (e - 0.5 * delta)).sum(-1)
 
 
-def log_softmax(a: Tensor) -> Tensor:
-    """The logarithm of p = softmax(a) over the last axis, with exact slopes.
-
-    The greatest p is 1 less the sum of the others. Its logarithm and its slopes are computed from
-    those others; torch's log_softmax takes the slope as a difference from 1, which loses digits.
-    """
-    greatest = a.argmax(-1, keepdim=True)
-    # a - max a; at the greatest entry it is 0, and so is its slope
-    below = (a - a.gather(-1, greatest)).scatter(-1, greatest, 0.0)
-    others = torch.exp(below).scatter(-1, greatest, 0.0).sum(-1, keepdim=True)
-    return below - torch.log1p(others)
-
-
 def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
     """-log softmax(a)_y of class numbers y [entries]; - y . log softmax(a) of probabilities y."""
     if y.is_floating_point():
@@ -169,7 +163,7 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
                 f"be integers: y.long(). Probabilities have shape {list(a.shape)}."
             )
         return -(same_shape("cross-entropy", a, y) * log_softmax(a)).sum(-1)
-    return F.nll_loss(log_softmax(a), check_classes(a, y).long(), reduction="none")
+    return class_loss(a, check_classes(a, y))
 
 
 def check_classes(a: Tensor, y: Tensor) -> Tensor:
@@ -188,11 +182,29 @@ def check_classes(a: Tensor, y: Tensor) -> Tensor:
     return _check_range(y, 0, most, f"loss 'cross-entropy': class numbers must lie in 0..{most}")
 
 
+@dataclass(frozen=True)
+class SquaredPoint:
+    """share sum over outputs of (y_hat - y)^2, with its slope; share: 1 or 1/2."""
+
+    value: Tensor
+    slope: Tensor
+    share: float
+
+    @staticmethod
+    def of(name: str, share: float, y_hat: Tensor, y: Tensor) -> SquaredPoint:
+        """The point of y_hat and y; name: of the loss, for errors."""
+        error = y_hat - same_shape(name, y_hat, y)
+        value = error.square().sum(-1)
+        return SquaredPoint(share * value, 2 * share * error, share)
+
+    def bend(self, change: Tensor) -> Tensor:
+        """2 share change."""
+        return change * (2 * self.share)
+
+
 def _cross_entropy_point(a: Tensor, y: Tensor) -> LossPoint | None:
-    """Value, slope and bend of class numbers y at once, in C; None where that is not possible."""
-    if y.is_floating_point() or a.dim() != 2:
-        return None
-    return per_sample.cross_entropy(a, check_classes(a, y))
+    """Value, slope and bend of class numbers y at once; None where there is no short cut."""
+    return None if y.is_floating_point() else class_point(a, check_classes(a, y))
 
 
 def _check_range(y: Tensor, low: float, high: float, expected: str) -> Tensor:
@@ -233,30 +245,17 @@ def match_output(y: Tensor, a: Tensor) -> Tensor:
 
 
 def _cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
-    """The slope p - y by a, p = softmax(a), whose entries sum to zero.
-
-    The entry of the greatest p is taken as minus the sum of the others: that p may be near 1, and
-    p - 1 would lose digits. y holds probabilities (floats) or class numbers.
-    """
-    p = torch.softmax(a, -1)
-    greatest = a.argmax(-1, keepdim=True)
-    if y.is_floating_point():
-        y = match_output(y, a)
-        slope = p * y.sum(-1, keepdim=True) - y  # a user's y need not sum to 1
-    else:  # p, less 1 at the class y
-        slope = p.scatter_add(-1, y.long()[..., None], p.new_full((*y.shape, 1), -1.0))
-    others = slope.scatter(-1, greatest, 0.0)
-    return others.scatter(-1, greatest, -others.sum(-1, keepdim=True))
+    """The slope p - y by a, p = softmax(a); y holds probabilities (floats) or class numbers."""
+    if not y.is_floating_point():
+        return class_slope(a, y)
+    y = match_output(y, a)
+    # A user's y need not sum to 1.
+    return balance(a, torch.softmax(a, -1) * y.sum(-1, keepdim=True) - y)
 
 
 def _cross_entropy_bend(a: Tensor, y: Tensor, change: Tensor) -> Tensor:
-    """The change p (v - <p, v>) of the slope along a change v of a, p = softmax(a).
-
-    It is the same for v less a number: v is 0 where p is greatest, so that no digits are lost.
-    """
-    p = torch.softmax(a, -1)
-    v = change - change.gather(-1, a.argmax(-1, keepdim=True))
-    bend = p * (v - (p * v).sum(-1, keepdim=True))
+    """The change p (v - <p, v>) of the slope along a change v of a, p = softmax(a)."""
+    bend = softmax_bend(a, change)
     return bend * match_output(y, a).sum(-1, keepdim=True) if y.is_floating_point() else bend
 
 
@@ -275,6 +274,7 @@ squared = Loss(
     (),
     lambda y_hat, y: 2 * (y_hat - match_output(y, y_hat)),
     lambda y_hat, y, change: 2 * change,
+    functools.partial(SquaredPoint.of, "squared", 1.0),
 )
 # Caterini (2017), (3.6) and (5.5): the slope is y_hat - y itself
 half_squared = Loss(
@@ -283,6 +283,7 @@ half_squared = Loss(
     (),
     lambda y_hat, y: y_hat - match_output(y, y_hat),
     lambda y_hat, y, change: change.clone(),
+    functools.partial(SquaredPoint.of, "half-squared", 0.5),
 )
 absolute = Loss("absolute", _absolute)
 cross_entropy = Loss(

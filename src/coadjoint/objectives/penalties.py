@@ -31,18 +31,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..cells.transport import remembers_origin
 from ..errors import KindError, Unsupported, brief, check_seed, real, renamed_attributes
 from ..sweeps.costates import TIME, BaseCostates, Costates, keep_where_zero, norm
-from ..sweeps.engines.c import per_sample
 from ..sweeps.rows import scale
 from .draws import random_signs
 
 # Public as co.penalties.X.
 from .layered import PARTS as PARTS
 from .layered import LayeredCostates
+from .log_ratios import log_ratio_of_sizes, log_ratio_with_slope
 from .penalty_type import PENALTIES as PENALTIES
 from .penalty_type import Penalty as Penalty
 from .penalty_type import PenaltyLike, layers_of, refuse_costates, register
@@ -111,39 +110,16 @@ def log_ratio(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)^2, natural logarithm; 0 if
     T < 2
     """
+    if lam.complete:
+        value = log_ratio_of_sizes(lam.size, lam.exponent, lam.first)
+        if value is not None:
+            return value
     r = lam.log_ratios()[lam.first :]  # float64; NaN where one of the two is zero or missing
     on = None if lam.complete else ~r.isnan()  # complete: there is no NaN to look for
     return masked_mean(r.square(), on).to(lam.loss.dtype)
 
 
-def _log_ratio_with_slope(lam: BaseCostates) -> tuple[Tensor, Tensor]:
-    """The penalty log-ratio, and its slope 2 (r_i - r_{i-1}) / T by log ||lam_i||.
-
-    r_1, ..., r_T are the log-ratios that it counts; there is none before and none after them.
-    """
-    if lam.complete:
-        in_c = per_sample.log_ratios(lam.size, lam.exponent, lam.first)
-        if in_c is not None:
-            return in_c
-    r = lam.log_ratios()[lam.first :]
-    count = max(len(r), 1)
-    padded = pad(r, (0, 0, lam.first + 1, 1))
-    slope = (padded[1:] - padded[:-1]) * (2 / count)
-    return (r.square().sum(0) / count).to(lam.loss.dtype), slope
-
-
-def _log_ratio_norm_slope(lam: BaseCostates, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The penalty log-ratio, and its slope by norms: what torch's graph computes, in its order."""
-    r = lam.log_ratios()[lam.first :]
-    by_r = weights.double() / max(len(r), 1) * (r * 2)
-    by_log = pad(by_r, (0, 0, lam.first, 1)) - pad(by_r, (0, 0, lam.first + 1, 0))
-    by_size = (by_log / lam.size.double()).to(lam.size.dtype)
-    return masked_mean(r.square(), None).to(lam.loss.dtype), by_size
-
-
-PENALTIES["log-ratio"] = log_ratio = replace(
-    log_ratio, with_slope=_log_ratio_with_slope, norm_slope=_log_ratio_norm_slope
-)
+PENALTIES["log-ratio"] = log_ratio = replace(log_ratio, with_slope=log_ratio_with_slope)
 
 
 @register("ratio")

@@ -31,10 +31,8 @@ class Penalty(Portable):
            states, pull, push), but neither weights nor torch's graph beside them; a gradient that
            does without that graph is faster
     mixes_samples  whether the value of a sample depends on the other samples of its batch
-    with_slope  its value together with its slope by log ||lam_i||, Costates -> ([B], [L + 1, B]),
-           if it depends on nothing else; for costates of which none is zero
-    norm_slope  (Costates, weights [B]) -> its value [B], and the slope of sum_j weights_j G_j by
-           the norms of mantissas, [L + 1, B], with the bits of torch's graph; likewise
+    with_slope  its value together with its slope by the norms of mantissas (lam.size), Costates ->
+           ([B], [L + 1, B]), if it depends on nothing else; for costates of which none is zero
     part   the slots of the state whose costates it takes, in alphabetical order; () for all
     reads_costates  whether its derivative goes through the costates of the loss that it is given;
            only then does Penalised(hold="source") make a difference
@@ -61,7 +59,6 @@ class Penalty(Portable):
     with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None
     part: tuple[str, ...] = ()
     reads_costates: bool = True
-    norm_slope: Callable[[BaseCostates, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
         """The penalty of each sample, [B].

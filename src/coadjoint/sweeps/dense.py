@@ -16,7 +16,6 @@ from torch.nn.functional import pad
 
 from .adjoint_tangent import tangent
 from .affine import plus
-from .norms import is_within_range, norm
 from .plan import Saved, SweepPlan
 from .rows import Link, pow2
 from .slopes import bend
@@ -71,14 +70,3 @@ def layer_gradients(
     if lam_delta is not None and m is not None:
         by_W.baddbmm_(lam_delta.view(by_layer).mT, m.view(by_layer))
     return by_W, delta.view(by_layer).sum(1)
-
-
-def row_norms(plan: SweepPlan, y: Tensor) -> Tensor:
-    """||y|| of each row [rows, n] of scaled costates, [rows]."""
-    own = getattr(plan.engine, "row_norms", None)
-    if own is not None:
-        size: Tensor = own(plan, y)
-        # The squares of a row that was too small to be scaled may have left the range.
-        if is_within_range(size, 0):
-            return size
-    return norm(y)

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from .functions import Context, SweepFunction, is_transformed, nestable_jvp, with_quick_apply
+from .engines.c import per_sample
+from .functions import Context, SweepFunction, nestable_jvp, with_quick_apply
 from .layout import check_dense
-from .memory import empty
 from .rows import scale
 
 
@@ -20,12 +20,12 @@ class _Norm(SweepFunction):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """||x||_2 of [..., n], also where the squares of x underflow or overflow: [...]."""
-        size: Tensor = torch.linalg.vector_norm(x, 2, -1)
+        size = _norm_of_squares(x)
         # The squares may have left the range where the norm has not: scale by the largest entry.
         # On a GPU always, since the answer whether it is so would have to be waited for.
         if x.is_cuda or not is_within_range(size, 0):
             k = torch.frexp(x.abs().amax(-1)).exponent
-            size = scale(torch.linalg.vector_norm(scale(x, -k[..., None]), 2, -1), k)
+            size = scale(_norm_of_squares(scale(x, -k[..., None])), k)
         return size
 
     @staticmethod
@@ -50,6 +50,12 @@ class _Norm(SweepFunction):
         return torch.where(is_normal, (unit * dx).sum(-1), 0)
 
 
+def _norm_of_squares(x: Tensor) -> Tensor:
+    """||x||_2 over the last axis; 0 or inf where the squares leave the range of numbers."""
+    in_c = per_sample.row_norms(x)
+    return torch.linalg.vector_norm(x, 2, -1) if in_c is None else in_c
+
+
 def norm_gradient(x: Tensor, size: Tensor, g: Tensor) -> Tensor:
     """The gradient g x / ||x|| by x [..., n], from g by its norm `size`, both [...].
 
@@ -60,13 +66,8 @@ def norm_gradient(x: Tensor, size: Tensor, g: Tensor) -> Tensor:
         is_normal = size >= tiny
         size = torch.where(is_normal, size, 1)
         g = torch.where(is_normal, g, 0)
-    size = size[..., None]
-    g = g[..., None]
-    if torch.is_grad_enabled() or is_transformed():  # torch cannot differentiate out=
-        scaled: Tensor = x / size * g
-        return scaled
-    quotient: Tensor = torch.div(x, size, out=empty(x.shape, x))
-    return quotient.mul_(g)
+    in_c = per_sample.norm_gradient(x, size, g)
+    return x / size[..., None] * g[..., None] if in_c is None else in_c
 
 
 def norm_rates(size: Tensor, g: Tensor) -> Tensor:

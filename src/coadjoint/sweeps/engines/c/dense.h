@@ -44,19 +44,6 @@ static void dense_share(const void *given, long lo, long hi, real *scratch) {
 
 int dense_tangent(struct sweep *s) { return run_sweep(s, dense_share, 1); }
 
-/* ---- norms ---- */
-
-/* out = ||y|| of rows [n, d] whose largest entries are of order one, so that no square leaves the range */
-void row_norms(int64_t n, int64_t d, const real *y, real *out) {
-    for (long i = 0; i < n; i++, y += d) {
-        vec squares = all(0);
-        EACH(d, j, l, (squares = fma_(get(y + j, l), get(y + j, l), squares)))
-        real sum = 0;
-        for (int l = 0; l < L; l++) sum += squares[l];
-        out[i] = LIBM(sqrt)(sum);
-    }
-}
-
 /* ---- the gradients by the weights ---- */
 
 struct layers {

@@ -38,7 +38,6 @@ __all__ = [
     "layer_gradients",
     "pointwise",
     "refusal",
-    "row_norms",
     "takes_biases",
     "tangent",
 ]
@@ -303,7 +302,6 @@ class CompiledDense(NamedTuple):
 
     tangent: Sweep
     layer_gradients: Callable[[ctypes.Array[ctypes.c_int64]], None]
-    row_norms: Callable[[int, int, int, int], None]  # (rows, d, addresses of the rows and norms)
 
 
 @functools.cache
@@ -311,9 +309,7 @@ def compiled_dense(cell: Cell, dtype: torch.dtype) -> CompiledDense:
     """Compile the loops of layers x_t = psi(a_t), or load those that were compiled before."""
     lib = compiler.library(dense_source(cell, dtype))
     lib.layer_gradients.restype = None
-    lib.row_norms.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 2
-    lib.row_norms.restype = None
-    return CompiledDense(lib.dense_tangent, lib.layer_gradients, lib.row_norms)
+    return CompiledDense(lib.dense_tangent, lib.layer_gradients)
 
 
 @without_graph
@@ -362,13 +358,3 @@ def layer_gradients(
     run_layers = compiled_dense(plan.cell, delta.dtype).layer_gradients
     run_layers(LAYER_FIELDS(rows.T, rows.B, d, threads, *held.addresses))
     return by_W, by_b
-
-
-@without_graph
-def row_norms(plan: SweepPlan, y: Tensor) -> Tensor:
-    """The norms of sweeps.dense.row_norms, in C."""
-    rows, d = y.shape
-    out = y.new_empty(rows)
-    held = pointers(("y", "norms"), (y, out), (rows * d, rows), (y.dtype, y.dtype), CPU)
-    compiled_dense(plan.cell, y.dtype).row_norms(rows, d, *held.addresses)
-    return out

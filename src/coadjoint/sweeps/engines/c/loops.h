@@ -106,14 +106,6 @@ INLINE real power_of_two(long k) {
     return r;
 }
 
-/* run `does` for the numbers j .. j + l of a row of n: whole vectors, then the rest */
-#define EACH(n, j, l, does) \
-    { \
-        long j = 0; \
-        for (; j + L <= n; j += L) { enum { l = L }; does; } \
-        if (j < n) { const long l = n - j; does; } \
-    }
-
 /* y = y 2^k + z 2^h; a power is taken in two factors, as it may leave the range when the product does not */
 INLINE void scaled_sum(long n, real *y, long k, const real *z, long h) {
     long half = k >> 1, other = h >> 1;

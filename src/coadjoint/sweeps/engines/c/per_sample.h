@@ -1,27 +1,71 @@
-/* What the gradient of a chain computes once for each sample: its cross-entropy, and the log-ratios of its costates.
+/* What a gradient computes once for each sample: its cross-entropy, the norms of its costates, and their log-ratios.
 
    Put before this file: vectors.h. */
 
-/* Of rows a [n, c] and classes y [n]: value = -log p_y with p = softmax(a), slope = p - e_y, and p.
+/* ---- cross-entropy ----
 
-   The greatest p is 1 less the sum of the others, and its slope is minus the sum of theirs: no digits are lost where it
-   is near 1. */
+   Of rows a [n, c] and classes y [n]: value = -log p_y with p = softmax(a), slope = p - e_y, and p. Where p is greatest
+   it is 1 less the sum of the others, and only those are added up: no digits are lost where it is near 1. */
+
+enum { FEW = 16 }; /* with fewer classes a lane holds a row, otherwise a class */
+
+INLINE real lane_sum(vec a) {
+    real sum = 0;
+    for (int l = 0; l < L; l++) sum += a[l];
+    return sum;
+}
+
+/* m <= L rows of few classes */
+INLINE void few_classes(long m, long c, const real *a, const int64_t *y, real *value, real *slope, real *p) {
+    vec at[FEW], share[FEW], most, others = all(0), top = all(0), label = all(0), below = all(0);
+    for (long j = 0; j < c; j++) {
+        at[j] = all(0);
+        for (long i = 0; i < m; i++) at[j][i] = a[i * c + j];
+    }
+    for (long i = 0; i < m; i++) label[i] = y[i];
+    most = at[0];
+    for (long j = 1; j < c; j++) {
+        top = pick(at[j] > most, all(j), top);
+        most = pick(at[j] > most, at[j], most);
+    }
+    for (long j = 0; j < c; j++) {
+        vec off = at[j] - most;
+        share[j] = pick(top == all(j), all(0), exp_(off));
+        others += share[j];
+        below = pick(label == all(j), pick(top == all(j), all(0), off), below);
+    }
+    vec whole = others + 1;
+    for (long j = 0; j < c; j++) {
+        vec here = pick(top == all(j), all(1), share[j]) / whole;
+        vec less = pick(top == all(j), -(others / whole), here - 1);
+        vec by = pick(label == all(j), less, here);
+        for (long i = 0; i < m; i++) p[i * c + j] = here[i], slope[i * c + j] = by[i];
+    }
+    for (long i = 0; i < m; i++) value[i] = LIBM(log1p)(others[i]) - below[i];
+}
+
+/* one row of many classes */
+INLINE void many_classes(long c, const real *a, int64_t y, real *value, real *slope, real *p) {
+    long top = 0;
+    for (long j = 1; j < c; j++) top = a[j] > a[top] ? j : top;
+    vec sum = all(0), most = all(a[top]);
+    EACH(c, j, l, put(p + j, exp_(get(a + j, l) - most), l))
+    p[top] = 0;
+    EACH(c, j, l, sum += get(p + j, l))
+    real others = lane_sum(sum), whole = 1 + others;
+    p[top] = 1;
+    EACH(c, j, l, put(p + j, get(p + j, l) / whole, l))
+    memcpy(slope, p, sizeof(real) * c);
+    slope[y] = y == top ? -(others / whole) : p[y] - 1;
+    *value = LIBM(log1p)(others) - (y == top ? 0 : a[y] - a[top]);
+}
+
 void cross_entropy(int64_t n, int64_t c, const real *a, const int64_t *y, real *value, real *slope, real *p) {
-    for (long i = 0; i < n; i++, a += c, slope += c, p += c) {
-        long top = 0;
-        for (long j = 1; j < c; j++) top = a[j] > a[top] ? j : top;
-        double others = 0, rest = 0;
-        for (long j = 0; j < c; j++) {
-            p[j] = j == top ? 1 : LIBM(exp)(a[j] - a[top]);
-            others += j == top ? 0 : p[j];
-        }
-        for (long j = 0; j < c; j++) {
-            p[j] = p[j] / (1 + others);
-            slope[j] = j == y[i] ? p[j] - 1 : p[j];
-            rest += j == top ? 0 : slope[j];
-        }
-        slope[top] = -rest;
-        value[i] = __builtin_log1p(others) - (y[i] == top ? 0 : (double)a[y[i]] - a[top]);
+    long step = c < FEW ? L : 1;
+    for (long i = 0; i < n; i += step) {
+        long m = n - i < step ? n - i : step;
+        if (c < FEW) few_classes(m, c, a + i * c, y + i, value + i, slope + i * c, p + i * c);
+        else many_classes(c, a + i * c, y[i], value + i, slope + i * c, p + i * c);
     }
 }
 
@@ -30,25 +74,40 @@ void cross_entropy_bend(int64_t n, int64_t c, const real *p, const real *v, real
     for (long i = 0; i < n; i++, p += c, v += c, bend += c) {
         long top = 0;
         for (long j = 1; j < c; j++) top = p[j] > p[top] ? j : top;
-        double mean = 0;
-        for (long j = 0; j < c; j++) mean += (double)p[j] * (v[j] - v[top]);
-        for (long j = 0; j < c; j++) bend[j] = p[j] * ((v[j] - v[top]) - mean);
+        vec sum = all(0), there = all(v[top]);
+        EACH(c, j, l, sum += get(p + j, l) * (get(v + j, l) - there))
+        vec mean = all(lane_sum(sum));
+        EACH(c, j, l, put(bend + j, get(p + j, l) * (get(v + j, l) - there - mean), l))
     }
 }
 
+/* ---- costates ---- */
+
+/* out = ||y|| of rows [n, d]; 0 or inf where the squares leave the range of real */
+void row_norms(int64_t n, int64_t d, const real *y, real *out) {
+    for (long i = 0; i < n; i++, y += d) {
+        vec squares = all(0);
+        EACH(d, j, l, (squares = fma_(get(y + j, l), get(y + j, l), squares)))
+        out[i] = LIBM(sqrt)(lane_sum(squares));
+    }
+}
+
+/* out = y / size * g of rows [n, d] with the numbers size and g [n], the gradient g by the norms `size` of y */
+void norm_gradient(int64_t n, int64_t d, const real *y, const real *size, const real *g, real *out) {
+    for (long i = 0; i < n; i++, y += d, out += d)
+        EACH(d, j, l, put(out + j, get(y + j, l) / size[i] * g[i], l))
+}
+
 /* r_i = log size_i - log size_{i+1} + (k_i - k_{i+1}) log 2, i = first..T-1, of size and k [T + 1, B]: value = mean of
-   r_i^2, and its slope 2 (r_i - r_{i-1}) / count by log size_i [T + 1, B]; there is no r before and none after them */
-void log_ratios(int64_t T, int64_t B, int64_t first, const real *size, const int32_t *k, real *value, double *slope) {
-    const double ln2 = 0.693147180559945309417232;
-    double count = T - first > 1 ? T - first : 1;
-    for (long i = 0; i < (T + 1) * B; i++) slope[i] = __builtin_log(size[i]);
+   r_i^2, and its slope 2 (r_i - r_{i-1}) / (count size_i) by size_i [T + 1, B]; there is no r before and none after */
+void log_ratios(int64_t T, int64_t B, int64_t first, const real *size, const int32_t *k, real *value, real *slope) {
+    const double ln2 = 0.693147180559945309417232, count = T - first > 1 ? T - first : 1;
     for (long j = 0; j < B; j++) {
-        double sum = 0, before = 0;
-        for (long i = 0; i <= T; i++) {
-            long here = i * B + j, next = here + B;
-            double r = 0;
-            if (i >= first && i < T) r = slope[here] - slope[next] + ln2 * ((double)k[here] - k[next]);
-            slope[here] = (r - before) * (2 / count);
+        double sum = 0, before = 0, here = __builtin_log(size[j]), next = 0;
+        for (long i = 0, at = j; i <= T; i++, at += B, here = next) {
+            if (i < T) next = __builtin_log(size[at + B]);
+            double r = i >= first && i < T ? here - next + ln2 * ((double)k[at] - k[at + B]) : 0;
+            slope[at] = (r - before) * (2 / count) / size[at];
             before = r;
             sum += r * r;
         }

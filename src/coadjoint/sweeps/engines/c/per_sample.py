@@ -1,4 +1,4 @@
-"""What the gradient of a chain computes once for each sample, in C: a call of torch takes as long.
+"""What a gradient computes once for each sample or row, in C: a call of torch takes as long.
 
 Each function returns None where C cannot do it: on a GPU, for other types of numbers, without a
 compiler, and where something is to be differentiated. The caller then has a formula of its own.
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...functions import is_transformed
-from ...pointers import is_traced, pointers
+from ...memory import empty
+from ...pointers import PLAIN, is_traced, pointers
 from . import compiler
 from .source import per_sample_source
 
@@ -26,7 +27,13 @@ TYPES = (torch.float32, torch.float64)
 def compiled(dtype: torch.dtype) -> ctypes.CDLL:
     """Compile the functions of per_sample.h, or load those that were compiled before."""
     lib = compiler.library(per_sample_source(dtype))
-    arrays = {"cross_entropy": 5, "cross_entropy_bend": 3, "log_ratios": 4}
+    arrays = {
+        "cross_entropy": 5,
+        "cross_entropy_bend": 3,
+        "log_ratios": 4,
+        "row_norms": 2,
+        "norm_gradient": 4,
+    }
     numbers = {"log_ratios": 3}
     for name, count in arrays.items():
         function = getattr(lib, name)
@@ -38,9 +45,9 @@ def compiled(dtype: torch.dtype) -> ctypes.CDLL:
 def can_run(*tensors: Tensor) -> bool:
     """Whether these tensors can be read here, and nothing asks for their derivatives."""
     like = tensors[0]
-    if like.device.type != "cpu" or like.dtype not in TYPES or torch.is_grad_enabled():
+    if not like.is_cpu or like.dtype not in TYPES or torch.is_grad_enabled():
         return False
-    if is_transformed() or is_traced(*tensors):
+    if any(type(y) not in PLAIN for y in tensors) or is_transformed() or is_traced():
         return False
     return compiler.compiler_setup().refusal is None
 
@@ -78,8 +85,31 @@ def cross_entropy(a: Tensor, y: Tensor) -> SoftmaxPoint | None:
     return SoftmaxPoint(value, slope, p)
 
 
+def row_norms(y: Tensor) -> Tensor | None:
+    """||y|| over the last axis of y [..., n]: [...]; 0 or inf where squares leave the range."""
+    if not y.dim() or not y.numel() or not can_run(y):
+        return None
+    out = y.new_empty(y.shape[:-1])
+    held = pointers(("y", "norms"), (y, out), (y.numel(), out.numel()), [y.dtype] * 2, CPU)
+    compiled(y.dtype).row_norms(out.numel(), y.shape[-1], *held.addresses)
+    return out
+
+
+def norm_gradient(y: Tensor, size: Tensor, g: Tensor) -> Tensor | None:
+    """Y / size * g of y [..., n] with size and g [...]: the gradient by y, from g by its norm."""
+    if not y.dim() or not y.numel() or not can_run(y, size, g):
+        return None
+    out = empty(y.shape, y)
+    count = size.numel()
+    names = ("y", "size", "g", "out")
+    sizes = (y.numel(), count, count, y.numel())
+    held = pointers(names, (y, size, g, out), sizes, [y.dtype] * 4, CPU)
+    compiled(y.dtype).norm_gradient(count, y.shape[-1], *held.addresses)
+    return out
+
+
 def log_ratios(size: Tensor, k: Tensor, first: int) -> tuple[Tensor, Tensor] | None:
-    """The mean of r_i^2 [B], and its slope by log size_i [T + 1, B] in float64.
+    """The mean of r_i^2 [B], and its slope by size_i [T + 1, B].
 
     r_i = log size_i - log size_{i+1} + (k_i - k_{i+1}) log 2, i = first..T-1. size, k: [T + 1, B],
     of which no size may be zero.
@@ -89,10 +119,10 @@ def log_ratios(size: Tensor, k: Tensor, first: int) -> tuple[Tensor, Tensor] | N
     T = len(size) - 1
     B = size.shape[1]
     value = size.new_empty(B)
-    slope = size.new_empty(size.shape, dtype=torch.float64)
+    slope = size.new_empty(size.shape)
     names = ("size", "exponent", "value", "slope")
     sizes = ((T + 1) * B, (T + 1) * B, B, (T + 1) * B)
-    dtypes = (size.dtype, torch.int32, size.dtype, torch.float64)
+    dtypes = (size.dtype, torch.int32, size.dtype, size.dtype)
     held = pointers(names, (size, k.int(), value, slope), sizes, dtypes, CPU)
     compiled(size.dtype).log_ratios(T, B, first, *held.addresses)
     return value, slope

@@ -78,6 +78,14 @@ INLINE void put(real *y, vec r, long n) {
 
 /* ---- functions of a vector; comparisons are written so that NaN stays NaN ---- */
 
+/* run `does` for the numbers j .. j + l of a row of n: whole vectors, then the rest */
+#define EACH(n, j, l, does) \
+    { \
+        long j = 0; \
+        for (; j + L <= n; j += L) { enum { l = L }; does; } \
+        if (j < n) { const long l = n - j; does; } \
+    }
+
 INLINE vec all(real c) { return (vec){0} + c; }
 INLINE vec pick(ivec yes, vec a, vec b) { return (vec)(((ivec)a & yes) | ((ivec)b & ~yes)); }
 INLINE vec magnitude(vec a) { return (vec)((ivec)a & ~((ivec){0} + ((bits)1 << (8 * sizeof(real) - 1)))); }
