@@ -73,13 +73,13 @@ def softmax_bend(a: Tensor, change: Tensor) -> Tensor:
     return p * (v - (p * v).sum(-1, keepdim=True))
 
 
-class PointContext(Context):
+class ClassContext(Context):
     """The context of the functions below."""
 
     point: per_sample.SoftmaxPoint
 
 
-def keep_point(ctx: PointContext, inputs: Inputs, output: Tensor) -> None:
+def keep_point(ctx: ClassContext, inputs: Inputs, output: Tensor) -> None:
     """Keep a and the point."""
     ctx.save_for_backward(inputs[0])
     ctx.point = inputs[1]
@@ -97,7 +97,7 @@ class ClassLoss(SweepFunction):
         return point.value.view_as(point.value)
 
     @staticmethod
-    def backward(ctx: PointContext, g: Tensor) -> Gradients:
+    def backward(ctx: ClassContext, g: Tensor) -> Gradients:
         """The gradient g_i (p - e_y) of each entry; a function of a if it is differentiated."""
         (a,) = ctx.saved_tensors
         slope = ctx.point.slope
@@ -118,7 +118,7 @@ class ClassSlope(SweepFunction):
         return point.slope.view_as(point.slope)
 
     @staticmethod
-    def backward(ctx: PointContext, v: Tensor) -> Gradients:
+    def backward(ctx: ClassContext, v: Tensor) -> Gradients:
         """The bend along v; a formula of torch's where it is to be differentiated again."""
         (a,) = ctx.saved_tensors
         if torch.is_grad_enabled():

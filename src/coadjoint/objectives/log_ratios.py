@@ -64,13 +64,13 @@ class SizesPoint(NamedTuple):
     first: int
 
 
-class PointContext(Context):
+class SizesContext(Context):
     """The context of the functions below."""
 
     point: SizesPoint
 
 
-def keep_point(ctx: PointContext, inputs: Inputs, output: Tensor) -> None:
+def keep_point(ctx: SizesContext, inputs: Inputs, output: Tensor) -> None:
     """Keep the sizes and the point."""
     ctx.save_for_backward(inputs[0])
     ctx.point = inputs[1]
@@ -88,7 +88,7 @@ class LogRatio(SweepFunction):
         return point.value.view_as(point.value)
 
     @staticmethod
-    def backward(ctx: PointContext, g: Tensor) -> Gradients:
+    def backward(ctx: SizesContext, g: Tensor) -> Gradients:
         """The gradient g_j slope_ij; a function of the sizes if it is differentiated."""
         (size,) = ctx.saved_tensors
         slope = ctx.point.slope
@@ -109,7 +109,7 @@ class LogRatioSlope(SweepFunction):
         return point.slope.view_as(point.slope)
 
     @staticmethod
-    def backward(ctx: PointContext, v: Tensor) -> Gradients:
+    def backward(ctx: SizesContext, v: Tensor) -> Gradients:
         """The change of the slope along v, by torch."""
         (size,) = ctx.saved_tensors
         again = torch.is_grad_enabled()  # is it to be differentiated once more?
