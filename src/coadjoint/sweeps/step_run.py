@@ -7,7 +7,7 @@ never different.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,23 +16,28 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..cells.steps import STEPS
-from ..errors import NumericalError, Unsupported
+from ..errors import NumericalError
 from .layout import Layout
 from .overflow import time_of_row
-from .rows import NO_EXPONENT, SAFE_EXPONENT, Link, Rows, exponent, next_exponent, scale
+from .rows import Link, Rows
 from .run import CostateRows, FormulaRun
+from .step_costates import CostateSweep, Sources, StepGraph, refuse_if_different, repeat_step
 from .step_functions.functions import StepAdjoint, StepStates, drive_gradients
 from .step_functions.linearised import (
     Linearised,
     StepFunction,
-    is_repeated,
     is_usual,
 )
-from .torch_internals import forward_mode, has_global_hooks, has_own_hooks
+from .torch_internals import (
+    forward_mode,
+    has_global_hooks,
+    has_own_hooks,
+    nothing_intervenes,
+)
 
 PURE = frozenset({*STEPS.values(), nn.RNNCell, nn.GRUCell, nn.LSTMCell})
 # Runs with fewer steps, or more entries in the states of one step, are differentiated sooner by
-# the graph of their steps.
+# the graph of their steps; so are costates of the latter.
 LONG = 50
 SMALL = 2048
 
@@ -45,7 +50,9 @@ class StepFunctionRun:
     rows: Rows
     drive: tuple[Tensor, ...]  # step arrays: what each step reads beside the state
     x: Tensor  # [B + N, n]
+    last: Tensor  # each sample's last state, [B, n], in the rows' order
     at: Linearised | None = None  # its derivatives, if x depends on them
+    graph: StepGraph | None = None  # of all steps, if torch has recorded them
 
     @staticmethod
     def run(
@@ -69,13 +76,13 @@ class StepFunctionRun:
                 if checked:
                     refuse_nonfinite(rows, x)
                 x = StepStates.apply(at, len(drive), (x,), x0, *drive, *at.tensors)
-                return StepFunctionRun(step, rows, drive, x, at)
-        return StepFunctionRun(step, rows, drive, run_steps(step, rows, drive, x0, checked))
-
-    @property
-    def last(self) -> Tensor:
-        """Each sample's last state, [B, n], in the rows' order."""
-        return self.rows.last(self.x)
+                return StepFunctionRun(step, rows, drive, x, rows.last(x), at)
+        states = run_steps(step, rows, drive, x0)
+        x = torch.cat(states)
+        if checked:
+            refuse_nonfinite(rows, x)
+        graph = StepGraph(states) if x.requires_grad and x0.numel() > SMALL else None
+        return StepFunctionRun(step, rows, drive, x, last_states(rows, states), graph=graph)
 
     @property
     def formula(self) -> FormulaRun | None:
@@ -103,6 +110,9 @@ class StepFunctionRun:
         unit: Tensor | None = None,
     ) -> CostateRows:
         """The adjoint sweep in mantissas and exponents; arguments as in SweepRun.costate."""
+        by_graph = self._costate_by_graph(s, s_last, declared, unit)
+        if by_graph is not None:
+            return by_graph
         at = self._linearised(twice=torch.is_grad_enabled())
         if at is None:
             return self._costate_by_steps(s, s_last, declared, unit)
@@ -114,10 +124,7 @@ class StepFunctionRun:
         mantissa, k = StepAdjoint.apply(
             at, len(self.drive), True, factor, declared, s, s_last, *inputs
         )
-        bad_rows = (~torch.isfinite(mantissa.detach()).all(1)).nonzero()
-        if len(bad_rows):  # the step that failed first has the latest state
-            t = time_of_row(rows, int(bad_rows[-1, 0]))
-            raise range_error("the costate", self.x.dtype, t, rows)
+        refuse_nonfinite_costates(rows, mantissa)
         if unit is not None:  # back from these units
             k = k + unit
         return CostateRows(mantissa, k, drive_gradients(at, mantissa, self.x, self.drive))
@@ -139,52 +146,66 @@ class StepFunctionRun:
         s_last: Tensor | None,
         declared: Tensor | None,
         unit: Tensor | None,
+        graph: StepGraph | None = None,
     ) -> CostateRows:
         """Costates step by step; arguments as in SweepRun.costate.
 
-        Each mantissa is of order one: the power of two that it lacks goes into its exponent k.
+        graph: that of the run, from which the derivatives of its steps are taken.
         """
         rows = self.rows
-        if s is None:
-            s = torch.zeros_like(self.x)
-        if s_last is not None:
-            s = s + rows.last_transposed(s_last)
-        sources = _Sources(rows, s, declared)
         factors = None
         if unit is not None:  # lam_t 2^-unit_t follows the same loop, with 2^(unit_t - unit_{t-1})
-            factors = rows.steps(Link.between(rows, unit, s.dtype).factor)
+            factors = rows.steps(Link.between(rows, unit, self.x.dtype).factor)
         drives = self._drive_by_step()
         before = rows.before(self.x)
         states = rows.states(self.x)
-        # From the last step to the first; turned round at the end.
-        k = sources.first_exponent()
-        exponents = [k]
-        lam = [sources.in_unit(rows.T, k)]
-        by_drive: list[tuple[Tensor, ...]] = []
-        for t in reversed(range(rows.T)):
-            again, pull = torch.func.vjp(self.step, *drives[t], before[t])  # type: ignore[misc]
+
+        def pull_again(t: int, lam: Tensor) -> Tensor:
+            """J_{t+1}' lam_{t+1} by another call of the step."""
+            again, pull = repeat_step(self.step, drives, before, t)
             refuse_if_different(again, states[t + 1], t + 1)
-            *grads, pulled = pull(lam[-1])  # in units of 2^k
-            by_drive.append(tuple(grads))
-            if factors is not None:
-                pulled = pulled * factors[t]
-            k_new = next_exponent(k, pulled.detach(), sources.at[t].detach())
-            pulled = scale(pulled, (k - k_new[: len(again)])[:, None])
-            k = k_new
-            begun = len(sources.at[t]) - len(again)  # samples whose last state is x_t
-            lam.append(pad(pulled, (0, 0, 0, begun)) + sources.in_unit(t, k))
-            exponents.append(k)
-            if not torch.isfinite(lam[-1]).all():
-                raise range_error("the costate", s.dtype, t, rows)
-        exponent_rows = torch.cat(exponents[::-1])
-        if unit is not None:
-            exponent_rows = exponent_rows + unit
+            return pad(pull(lam)[-1], (0, 0, 0, len(states[t]) - len(again)))
+
+        def pull(t: int, lam: Tensor) -> Tensor:
+            """J_{t+1}' lam_{t+1}, from the graph where it holds the step."""
+            if graph is None or not graph.holds(t):
+                return pull_again(t, lam)
+            return graph.pull(t, lam)
+
+        sources = Sources(rows, s, s_last, declared)
+        mantissa, k = CostateSweep(rows, pull, sources, factors).run(graph)
+        refuse_nonfinite_costates(rows, mantissa)
 
         def drive_gradient() -> tuple[Tensor | None, ...]:
             """The gradients by the drive, each as one step array."""
-            return tuple(map(torch.cat, zip(*by_drive[::-1], strict=True)))
+            by_step = []
+            for t, lam in enumerate(rows.states(mantissa)[1:]):
+                _, pull = repeat_step(self.step, drives, before, t)
+                by_step.append(pull(lam)[:-1])
+            return tuple(map(torch.cat, zip(*by_step, strict=True)))
 
-        return CostateRows(torch.cat(lam[::-1]), exponent_rows, drive_gradient)
+        return CostateRows(mantissa, k if unit is None else k + unit, drive_gradient)
+
+    def _costate_by_graph(
+        self,
+        s: Tensor | None,
+        s_last: Tensor | None,
+        declared: Tensor | None,
+        unit: Tensor | None,
+    ) -> CostateRows | None:
+        """Costates from the graph of the run; None if there is none, or it has been freed."""
+        if self.graph is None or not torch.is_grad_enabled() or not nothing_intervenes():
+            return None
+        drives = self._drive_by_step()
+        states = self.graph.states
+        with torch.no_grad():
+            for t in (0, self.rows.T - 1):  # a step that is random shows it at once
+                again = self.step(*drives[t], states[t][: self.rows.sizes[t]])
+                refuse_if_different(again, states[t + 1], t + 1)
+        try:
+            return self._costate_by_steps(s, s_last, declared, unit, self.graph)
+        except RuntimeError:  # a backward pass has freed the graph
+            return None
 
     def pull(self, lam: Tensor) -> Tensor:
         """J_t' lam_t for all steps, from state rows to step rows."""
@@ -250,66 +271,50 @@ def is_pure(step: object) -> bool:
 
 
 def run_steps(
-    step: StepFunction, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor, checked: bool
-) -> Tensor:
-    """The states [B + N, n] from x_0 on; checked: refuse one that is not finite."""
+    step: StepFunction, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor
+) -> list[Tensor]:
+    """The states x_0 [B, n] and x_{t+1} [n_t, n]."""
     states = [x0.contiguous()]
     drives = [rows.steps(y) for y in drive]
     for t, n in enumerate(rows.sizes):
         states.append(step(*[y[t] for y in drives], states[-1][:n]))
-    x = torch.cat(states)
-    if checked:
-        refuse_nonfinite(rows, x)
-    return x
+    return states
+
+
+def last_states(rows: Rows, states: Sequence[Tensor]) -> Tensor:
+    """Each sample's last state, [B, n], from the states of each step.
+
+    Neither made of all states joined nor part of them: a loss that reads the last ones has no
+    derivative by the others, and one that reads all of them none by these.
+    """
+    if rows.uniform:
+        return states[-1].view_as(states[-1])
+    sizes = [*rows.sizes, 0]  # the samples that take another step after x_t
+    ended = [y[n:] for y, n in zip(states, sizes, strict=True)]  # those that do not
+    return torch.cat(ended[::-1])
+
+
+def nonfinite_rows(y: Tensor) -> Tensor:
+    """The numbers of the rows of y that hold NaN or inf."""
+    y = y.detach()
+    if torch.isfinite(y.sum()):  # one quick pass, which may only doubt too much
+        return y.new_empty(0, 1, dtype=torch.long)
+    return (~torch.isfinite(y).all(1)).nonzero()
 
 
 def refuse_nonfinite(rows: Rows, x: Tensor) -> None:
     """Refuse states that are not finite, and name the first time step."""
-    bad_rows = (~torch.isfinite(x.detach()).all(1)).nonzero()
+    bad_rows = nonfinite_rows(x)
     if len(bad_rows):
         raise range_error("the state", x.dtype, time_of_row(rows, int(bad_rows[0, 0])), rows)
 
 
-class _Sources:
-    """The sources of an adjoint sweep, by time step."""
-
-    def __init__(self, rows: Rows, s: Tensor, declared: Tensor | None) -> None:
-        """Split s [B + N, n] by steps, and declared [B + N]: where the loss reads the state.
-
-        declared None: everywhere.
-        """
-        self.at = rows.states(s)  # s_0, ..., s_T
-        self.read_at = None if declared is None else rows.states(declared)
-        self.safe = SAFE_EXPONENT[s.dtype]
-
-    def first_exponent(self) -> Tensor:
-        """The exponent of lam_T, which is the last source alone."""
-        last = self.at[-1].detach()
-        nothing = last[:0]  # no rows: no costate comes from a later step
-        return next_exponent(exponent(nothing), nothing, last)
-
-    def in_unit(self, t: int, k: Tensor) -> Tensor:
-        """s_t 2^-k: the source of x_t in the units 2^k of its costate, k [n_t].
-
-        Where the loss does not read the state, the source is 0; if 2^-k is very large there, it is
-        replaced by 0, so that a derivative through it is 0 and not out of range.
-        """
-        shift = -k
-        if self.read_at is not None:
-            in_reach = self.read_at[t] | (k > -self.safe)
-            shift = torch.where(in_reach, shift, NO_EXPONENT)  # 2^NO_EXPONENT is 0
-        return scale(self.at[t], shift[:, None])
-
-
-def refuse_if_different(again: Tensor, state: Tensor, t: int) -> None:
-    """Refuse a step t that led to `state` and, when it was repeated, to another, `again`."""
-    if is_repeated(again, state):
-        return
-    raise Unsupported(
-        f"the step function returned a different state when step {t} was repeated: it is random "
-        "or has hidden state. Pass random values (a dropout mask, noise) as part of the input "
-        "u, so that a step is a function of u and x."
-    )
+def refuse_nonfinite_costates(rows: Rows, mantissa: Tensor) -> None:
+    """Refuse costates that are not finite, and name the time step."""
+    bad_rows = nonfinite_rows(mantissa)
+    if len(bad_rows):  # the step that failed first has the latest state
+        t = time_of_row(rows, int(bad_rows[-1, 0]))
+        raise range_error("the costate", mantissa.dtype, t, rows)
 
 
 def range_error(what: str, dtype: torch.dtype, t: int, rows: Rows) -> NumericalError:
