@@ -59,7 +59,7 @@ def test_a_table_and_a_page_are_written(tmp_path):
     assert {"series-0-0", "horizon-0", "coverage-0"} <= set(figures)
     assert len(figures["series-0-0"]["bands"][0]["low"]) == 6
     assert len(figures["horizon-0"]["series"]) == 5
-    longer = run(*words, "--steps", 8)
+    longer = run(*words, "--steps", 8, "--force")
     assert longer.exit_code == 0, longer.output
     assert "errors in" in longer.output
 
