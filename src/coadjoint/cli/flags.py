@@ -17,7 +17,14 @@ from ..errors import ConfigError, OptionError, StorageError, escape_controls
 from ..errors import nearest as nearest_name
 from ..training.network_section import Section
 from ..training.settings import SURROGATE, Settings
-from .key_types import KEY_TYPES, LEAST_LIMIT_OF_TYPE, choices, describe_types, join_or
+from .key_types import (
+    KEY_TYPES,
+    LARGEST_NUMBER,
+    LEAST_LIMIT_OF_TYPE,
+    choices,
+    describe_types,
+    join_or,
+)
 from .schema import NAMES_ELSEWHERE, SECTION_OF, SECTIONS, Config
 
 KeyValues = dict[str, Any]  # the values of one section, by key; checked by its schema
@@ -155,7 +162,8 @@ def suggest_value(types: Sequence[object], value: object) -> str:
     """
     if str in types and isinstance(value, bool | int | float):
         return " Write it in quotes."
-    if isinstance(value, int) and value >= LEAST_LIMIT_OF_TYPE:
+    is_whole = isinstance(value, int) and value >= LEAST_LIMIT_OF_TYPE
+    if is_whole or (isinstance(value, float) and value > LARGEST_NUMBER):
         return " It is too large."
     if not isinstance(value, str):
         return ""
