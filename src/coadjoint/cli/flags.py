@@ -361,6 +361,11 @@ def read_run_config(folder: Path) -> Config:
         raise StorageError(f"{folder} is not a run folder.")
     if not os.path.lexists(path):
         predict.refuse_if_comparison(folder)
+        if os.path.lexists(folder / "metrics.jsonl"):
+            raise StorageError(
+                f"{folder} is a run of co.train, whose settings are in your program (there is no "
+                "config.yaml). Continue it there, with resume=True."
+            )
         raise StorageError(f"{folder} has no config.yaml, so it is not a run folder.")
     return resolve(settings.load(path, files.read_regular(path, settings.MAX_BYTES)))
 
