@@ -202,6 +202,14 @@ def explain_unknown(address: tuple[str, ...]) -> str:
     return f"unknown {'section' if is_section else 'key'} '{key}'{hint} Known: {', '.join(known)}."
 
 
+def explain_unknown_setting(key: str) -> str:
+    """What may have been meant by an unknown key=value, where keys have no sections."""
+    near = nearest_name(key, NAMES_ELSEWHERE, 0.8)
+    meant = NAMES_ELSEWHERE[near] if near else nearest_name(key, SECTION_OF, 0.6)
+    hint = f"; did you mean '{meant}'?" if meant else "."
+    return f"unknown setting '{key}'{hint} Settings are the flags of `coadjoint train`."
+
+
 def given_values(section: Section) -> KeyValues:
     """The keys of a section whose value is not None, with their values."""
     return {key: value for key, value in section if value is not None}
