@@ -89,3 +89,17 @@ def test_the_page_in_the_run_folder_is_renewed(here, coadjoint):
     for _ in range(2):
         code, _, err = coadjoint("evaluate", "run", "series.csv", "--resamples", "0")
         assert (code, err) == (0, "")
+
+
+def test_a_folder_of_tables_is_for_prepare(here, coadjoint):
+    words = "train --train run --kind next --out other"
+    code, _, err = coadjoint(*words.split())
+    assert code == 2
+    assert "run is a folder; --kind next reads a file" in err
+    assert "coadjoint prepare run --out data.co" in err
+    (here / "tables").mkdir()
+    code, _, err = coadjoint("train", "--train", "tables", "--kind", "classify", "--out", "other")
+    assert code == 3
+    assert "`coadjoint prepare` makes one set of the tables" in err
+    code, out, _ = coadjoint("prepare", "series.csv", "--kind", "next", "--out", "series.co")
+    assert (code, out.splitlines()[-1]) == (0, "60 rows in 1 sequence -> series.co")
