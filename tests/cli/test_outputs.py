@@ -70,6 +70,7 @@ REFUSED = {
     "export run --to onnx --out pipe --force": (2, "pipe is a pipe or device"),
     "export run --to torch --out run/model --force": (4, "the file the network was read from"),
     "export run/model.safetensors --to torch --out run/model --force": (4, "read from"),
+    "predict series.csv run --out p.csv": (4, "series.csv is a table, not a run."),
     "report run --markdown tables.md": (2, "--markdown is for comparisons, and run is none"),
 }
 
