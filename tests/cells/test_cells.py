@@ -507,6 +507,11 @@ def test_cells_have_their_published_options():
             "cell 'elman' has no option eps; its options: none",
         ),
         (
+            lambda: co.Network("lstm", inputs=2, hidden=3, outputs=1, layers=2),
+            co.KindError,
+            r"its options: none\. For several layers: co\.Stack\(\['lstm', 'lstm'\], \.\.\.\)\.",
+        ),
+        (
             lambda: make("cornn", alpha=1),
             co.KindError,
             "no option alpha; its options: dt, gamma, eps",

@@ -95,6 +95,32 @@ def test_help_of_a_command_fits_a_terminal(coadjoint, command):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_the_program_alone_prints_its_help_and_nothing_else(coadjoint):
+    code, out, err = coadjoint()
+    assert (code, err) == (2, "")
+    assert "Commands" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--std-in 1e39", "--std-in 1e+39 is too large for float32"),
+        ("--std-in 1e38", "R are outside the range of float32: give a smaller --std-in."),
+        ("--penalty log-ratio --weight 1e39", "--weight 1e+39 is too large for float32"),
+        ("--cell cornn --dt 1e39", "--dt 1e+39 is too large for float32: lower it, or pass --prec"),
+    ],
+)
+def test_what_float32_does_not_hold_is_refused_before_there_is_a_folder(
+    coadjoint, tmp_path, monkeypatch, flags, said
+):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "temporal-order", "--length", "10", "--steps", "1", *flags.split()]
+    code, out, err = coadjoint(*words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_help_shows_groups_defaults_and_examples(coadjoint):
     out = coadjoint("train", "--help")[1]
     for text in (

@@ -96,7 +96,13 @@ def test_tasks_are_titled_by_their_settings(values, name, title):
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("", "takes a name"), ("lr=1", "takes a name"), ("a lr", "key=value"), ("a lrr=1", "'lr'")],
+    [
+        ("", "takes a name"),
+        ("lr=1", "takes a name"),
+        ("a lr", "key=value"),
+        ("a lrr=1", "unknown setting 'lrr'; did you mean 'lr'"),
+        ("a foo=1", r"unknown setting 'foo'\. Settings are the flags"),
+    ],
 )
 def test_words_that_make_no_row_are_refused(text, why):
     with pytest.raises(ConfigError, match=why):

@@ -115,6 +115,12 @@ def test_unknown_keys_and_sections_are_named(tmp_path, monkeypatch):
 
 FLAGS = [
     ("optimiser", "lr", "0", "--lr: must be a number greater than 0; got 0."),
+    (
+        "optimiser",
+        "lr",
+        "1e39",
+        "--lr: must be a number greater than 0; got 1e+39. It is too large.",
+    ),
     ("optimiser", "lr", "", "--lr: must be a number greater than 0; got ''."),
     ("optimiser", "lr", "nan", "--lr: must be a number greater than 0; got 'nan'."),
     ("optimiser", "lr", "1e999", "--lr: must be a number greater than 0; got '1e999'."),

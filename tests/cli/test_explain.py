@@ -64,7 +64,7 @@ def test_sequences(coadjoint, here):
     code, _, err = coadjoint("explain", "run", "train.csv", "--out", "train.csv")
     assert code != 0
     assert "Write the explanation to another file" in err
-    code, _, err = coadjoint("explain", "run", "train.csv", "--output", "loda")
+    code, _, err = coadjoint("explain", "run", "train.csv", "--output", "loda", "--force")
     assert code != 0
     assert "did you mean 'load'?" in err
 

@@ -54,12 +54,13 @@ def test_a_table_and_a_page_are_written(tmp_path):
     for row in rows:
         assert float(row["lower"]) <= float(row["prediction"]) <= float(row["upper"])
     page = (tmp_path / "f.html").read_text()
+    assert "against the past: season 12, by the step of the dates" in page
     found = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
     figures = json.loads(found.group(1))["figures"]
     assert {"series-0-0", "horizon-0", "coverage-0"} <= set(figures)
     assert len(figures["series-0-0"]["bands"][0]["low"]) == 6
     assert len(figures["horizon-0"]["series"]) == 5
-    longer = run(*words, "--steps", 8)
+    longer = run(*words, "--steps", 8, "--force")
     assert longer.exit_code == 0, longer.output
     assert "errors in" in longer.output
 

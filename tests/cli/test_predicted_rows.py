@@ -77,7 +77,7 @@ def regression(here, trained, coadjoint):
 
 
 def predict(coadjoint, *words, out="p.csv"):
-    code, said, err = coadjoint("predict", "run", *words, "--out", out)
+    code, said, err = coadjoint("predict", "run", *words, "--out", out, "--force")
     assert (code, err) == (0, "")
     return said
 
@@ -133,12 +133,12 @@ class TestRows:
             }
         predict(coadjoint, *words, "--keep", "load")
         assert list(read("p.csv")[0]) == ["row", "day", "load", "prediction"]
-        code, _, err = coadjoint("predict", "run", *words, "--keep", "loda", "--out", "q.csv")
+        code, _, err = coadjoint("predict", "run", *words, "--keep", "loda", "--out", "n.csv")
         assert code == 3
         assert "no column 'loda' for --keep. Did you mean 'load'?" in err
         predict(coadjoint, *words, "--keep", out="kept.csv")
         code, _, err = coadjoint(
-            "predict", "run", "kept.csv", *words[1:], "--keep", "--out", "q.csv"
+            "predict", "run", "kept.csv", *words[1:], "--keep", "--out", "n.csv"
         )
         assert code == 3
         assert "columns 'row', 'prediction' are called like columns of the predictions" in err
@@ -401,6 +401,6 @@ def test_arrays_have_a_row_for_each_sequence_and_step(here, coadjoint):
     assert list(rows[0]) == ["row", "step", "prediction"]
     found = [(int(row["row"]), int(row["step"])) for row in rows]
     assert found == [(i, t) for i, T in enumerate(lengths) for t in range(T)]
-    code, _, err = coadjoint("predict", "run", "train.npz", "--keep", "--out", "p.csv")
+    code, _, err = coadjoint("predict", "run", "train.npz", "--keep", "--out", "n.csv")
     assert code == 3
     assert "has no columns to keep" in err

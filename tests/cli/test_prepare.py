@@ -66,10 +66,8 @@ def test_training_on_a_prepared_set_has_the_weights_of_the_table(tmp_path, capsy
     for data in ("e.csv", "e.co"):
         out = tmp_path / f"{data}.predictions.csv"
         assert run("predict", tmp_path / "set", tmp_path / data, "--out", out) == 0
-        assert (
-            run("evaluate", tmp_path / "set", tmp_path / data, "--page", tmp_path / "page.html")
-            == 0
-        )
+        page = tmp_path / f"{data}.html"
+        assert run("evaluate", tmp_path / "set", tmp_path / data, "--page", page) == 0
     one, other = (tmp_path / f"{name}.predictions.csv" for name in ("e.csv", "e.co"))
     assert one.read_text() == other.read_text()
 

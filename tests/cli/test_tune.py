@@ -1,6 +1,7 @@
 """Searches for settings: what varies, what a trial sees, and stopping one loses nothing."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -121,6 +122,7 @@ def test_a_search_ranks_by_validation_and_sees_the_test_set_once(table, coadjoin
     assert "goal: valid accuracy; at most 2 trials" in out
     assert "2 of 2: trial 1: valid accuracy" in out
     assert "best settings:\n  coadjoint train --train data.csv" in out
+    assert "importance: from 10 complete trials on" in out
     for name in ("trial-0", "trial-1"):
         folder = table / "s" / "runs" / name
         assert set(json.loads((folder / "result.json").read_text())["metrics"]) == {
@@ -142,6 +144,37 @@ def test_a_search_ranks_by_validation_and_sees_the_test_set_once(table, coadjoin
     code, out, err = coadjoint("resume", "s", "--quiet")
     assert (code, out, err) == (0, "", "")
     assert (table / "s" / "study.db").read_bytes() == before
+
+
+def test_the_importance_of_settings_is_shown_without_warnings(tmp_path, coadjoint):
+    goal = study_record.SearchGoal("accuracy", "valid", lower=False)
+    space = search_space.parse_space("lr=1e-3..1e-1 dropout=0..0.5")
+    base = {"data": {"train": "data.csv"}}
+    plan = {"trials": 12, "minutes": None, "seed": 0, "command": None}
+    study_record.lay_out(tmp_path / "s", study_record.describe_plan(base, space, goal, plan, {}))
+    record = study_record.open_record(tmp_path / "s")
+    ranges = {
+        "lr": optuna.distributions.FloatDistribution(1e-3, 1e-1, log=True),
+        "dropout": optuna.distributions.FloatDistribution(0.0, 0.5),
+    }
+    for number in range(12):
+        values = {"lr": 1e-3 * (number + 1), "dropout": (5 * number % 12) / 24}
+        if number == 11:  # optuna warns of a setting that few trials have
+            values = {"lr": values["lr"]}
+        chosen = {name: ranges[name] for name in values}
+        score = number / 12
+        trial = optuna.trial.create_trial(params=values, distributions=chosen, value=score)
+        record.add_trial(trial)
+        if number == 8:
+            _, out, err = coadjoint("tune", "--show", "--out", str(tmp_path / "s"))
+            assert ("importance: from 10 complete trials on" in out, err) == (True, "")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        code, out, err = coadjoint("tune", "--show", "--out", str(tmp_path / "s"))
+    assert (code, err) == (0, "")
+    (line,) = [line for line in out.splitlines() if line.startswith("importance: ")]
+    assert line.startswith("importance: lr ")
+    assert "dropout 0." in line
 
 
 @pytest.mark.slow

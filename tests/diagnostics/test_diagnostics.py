@@ -707,7 +707,7 @@ def test_a_past_that_adds_nothing_is_named():
     assert found.figures()[0].value == -math.inf
 
 
-def test_a_finite_set_is_examined_by_a_full_batch_or_by_one_sample():
+def test_a_finite_set_is_examined_by_a_full_batch_or_by_one_sample(capsys):
     class Two(co.tasks.task.Task):
         name, inputs, outputs = "two", 1, 1
 
@@ -723,6 +723,8 @@ def test_a_finite_set_is_examined_by_a_full_batch_or_by_one_sample():
         co.BPTT()(net, co.Batch(torch.randn(4, 1, 1), torch.randn(1, 1)), "squared")
     )
     assert set(alone.declined) >= {"noise"}
+    diagnose.print_findings(alone)
+    assert "not noise: the gradient-noise scale needs at least two" in capsys.readouterr().out
     assert "decay" in alone.found
 
 

@@ -197,7 +197,7 @@ def test_the_seed_decides():
 def test_missing_values_are_masked_if_asked_for():
     X, y = sequences()
     X[3, 2, 1] = np.nan
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match=r"contains NaN\. Fill the gaps, or pass missing='mask'"):
         SequenceClassifier(**SMALL).fit(X, y)
     net = SequenceClassifier(missing="mask", **SMALL).fit(X, y)
     assert net.predict(X).shape == (24,)

@@ -121,6 +121,17 @@ def test_wrong_wishes_are_refused_in_one_line(model, given, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "words", ["--top-p 2", "--top-p=0", "--top-k 0", "--temperature -1", "--length 0", "--seed -1"]
+)
+def test_messages_name_the_option_that_was_given(model, coadjoint, monkeypatch, words):
+    monkeypatch.setattr("coadjoint.models.model.load", lambda run, warn: model)
+    code, _, err = coadjoint("sample", "run", *words.split())
+    assert code == 2
+    option = words.replace("=", " ").split()[0]
+    assert err.startswith(f"coadjoint: error: {option} must be ")
+
+
 def test_other_models_are_refused(model):
     inputs = np.random.default_rng(0).normal(size=(20, 12, 2))
     task = co.tasks.Data.of(inputs, kind="next")

@@ -115,6 +115,11 @@ REFUSED = [
     ({"init": "spectral", "std_rec": 0.1}, "and so does init spectral"),
     ({"structure": "free"}, "cell 'elman' has none"),
     ({"chain": "5", "std_in": 0.1}, "std_in does nothing in a chain"),
+    ({"std_in": 1e38}, "weights R are outside the range of float32: give a smaller std_in"),
+    ({"std_out": 1e39, "cell": "lstm", "layers": 2}, "give a smaller std_out"),
+    ({"init": "gaussian", "std": 1e38}, "give a smaller std or radius"),
+    ({"radius": 1e39}, "weights W are outside the range of float32"),
+    ({"chain": "5", "gain": 1e39}, "outside the range of float32: give a smaller gain"),
     ({"std_in": -1.0}, "std_in must be a finite number, at least 0"),
 ]
 

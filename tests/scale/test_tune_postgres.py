@@ -225,6 +225,12 @@ def test_show_works_from_the_storage_alone(server, here, coadjoint):
     assert (code, err) == (0, "")
     assert "1 of 1 trials: 1 complete" in out
     assert "best settings:\n  coadjoint train temporal-order" in out
+    assert "importance: from 10 complete trials on" in out
+    record = optuna.load_study(study_name="shown", storage=server.url())
+    (ended,) = record.get_trials()
+    for _ in range(9):
+        record.add_trial(ended)
+    assert "\nimportance: lr 1.00\n" in coadjoint("tune", "--show", *base)[1]
     # A worker that does not see the folder is refused, and so are other settings.
     code, _, err = coadjoint("tune", *TASK, "--trials", "1", "--quiet", *base)
     assert (code, err.count("\n")) == (4, 1)

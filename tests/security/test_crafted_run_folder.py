@@ -459,7 +459,7 @@ def test_no_network_is_built_that_is_not_the_checkpoints(command, here, monkeypa
 
 
 def predictions(folder):
-    code, err = call("predict", "done", "data.csv", "--out", "p.csv")
+    code, err = call("predict", "done", "data.csv", "--out", "p.csv", "--force")
     return code, err, (folder / "p.csv").read_text() if code == 0 else None
 
 

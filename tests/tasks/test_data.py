@@ -1,8 +1,11 @@
 """Users' data as a task: splits, scaling, targets, gaps, windows, and predictions for new files."""
 
 import csv
+import gc
 import json
 import os
+import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -688,3 +691,36 @@ def test_a_network_learns_from_a_file(tmp_path):
         co.BPTT()(net, batch, data.loss).write_grad(net)
         optimiser.step()
     assert value() < 0.2 * before
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"target": "lod"}, "no column 'lod' for --target. Did you mean 'load'?"),
+        ({"target": "lod", "features": "heat"}, "no column 'lod' for --target. Did you mean"),
+        ({"target": ["load", "lod"], "features": ["heat"]}, "no column 'lod' for --target."),
+        ({"target": "load", "features": "heta"}, "no column 'heta' for --features"),
+        ({"target": "load", "known": "heta"}, "no column 'heta' for --known. Did you mean 'heat'?"),
+    ],
+)
+def test_a_column_to_predict_that_is_not_there_is_named_first(tmp_path, asked, said):
+    """By its own option, and not after what is wrong with columns that are not asked for."""
+    rows = [f"{t},{t * t},word" for t in range(30)]
+    path = tmp_path / "s.csv"
+    path.write_text("load,heat,sky\n" + "\n".join(rows) + "\n")
+    with pytest.raises(DataError) as raised:
+        Data.read(path, kind="next", **asked)
+    assert said in str(raised.value)
+    assert str(raised.value).count("lod'") <= 1
+
+
+def test_a_file_that_was_read_is_closed_without_a_warning(tmp_path, monkeypatch):
+    complaints = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda said: complaints.append(said.exc_value))
+    path = tmp_path / "s.csv"
+    path.write_text("load\n" + "\n".join(map(str, range(30))) + "\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)
+        assert Data.read(path, kind="next", split=(1, 0, 0)).inputs == 1
+        gc.collect()
+    assert complaints == []

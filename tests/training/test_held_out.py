@@ -241,6 +241,11 @@ def test_the_page_of_a_forecast(tmp_path):
     assert drawn["stamps_from"] == drawn["series"][0]["x"][0] == 1
     assert drawn["series"][0]["y"][10] is None  # between two windows
     assert "Gaps: rows without a forecast, such as the first of each window." in page.text
+    answers = numbers(("load",), kind="next")
+    for split in answers["splits"].values():
+        split["kept"]["series"] = ["north"] * 6
+    page = page_of(write_answers(tmp_path / "named", answers))
+    assert "The series and its forecasts the last 60 rows of north in the test set" in page.text
     assert page.figures["against-0"]["series"][0]["names"][0] == "all[0:11] · 2020-01-01"
 
 

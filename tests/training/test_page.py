@@ -369,6 +369,18 @@ def test_the_values_shown_are_those_recorded(browser, pages):
     assert tip(browser, "held-out-0").split()[-1] == "1"
 
 
+def test_rows_with_times_have_no_numbers_below_them(browser, pages):
+    """The axis of a series that begins at row 1 does not reach back to 0."""
+    browser.open(pages["forecast"])
+    place(browser, "series-0")
+    below = browser.ask(
+        "[...document.querySelectorAll('#figure-series-0 .plot > svg text[text-anchor=middle]')]"
+        ".map(text => text.textContent)"
+    )
+    assert below
+    assert all(text.startswith("2020-") for text in below), below
+
+
 def test_the_value_of_a_pixel_is_the_one_recorded(browser, pages):
     """The last pixel of the first sample, in all three pictures of its column."""
     browser.open(pages["autoencoder"])

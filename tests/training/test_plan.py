@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 
 import pytest
+import torch
 
 import coadjoint as co
 from coadjoint.training import online
@@ -56,6 +57,7 @@ def test_a_plan_knows_what_it_means_by_default():
         ),
         ({"description": "mine"}, "description must be a dict; got 'mine'"),
         ({"loggers": print}, "loggers must be a list of functions of a row"),
+        ({"optimiser": torch.optim.Adam([torch.zeros(1)])}, r"got Adam\.$"),
         ({"gradient": "bptt"}, r"gradient must be like co.BPTT\(\); got 'bptt'"),
     ],
 )

@@ -505,6 +505,15 @@ def test_a_new_run_does_not_begin_where_one_is(copy):
     assert ended(copy) == before
 
 
+def test_a_run_of_python_is_continued_there(copy):
+    (copy / "config.yaml").unlink(missing_ok=True)
+    with pytest.raises(StorageError, match=r"a run, of co\.train\. Continue it there with resume"):
+        tiny(copy)
+    code, output = command("resume", copy)
+    assert code == 4
+    assert "is a run of co.train, whose settings are in your program" in output
+
+
 def test_a_run_that_came_and_went_before_the_lock_is_not_overwritten(tmp_path, truth, monkeypatch):
     folder, lock = tmp_path / "run", run_folder.Lock
 
@@ -852,6 +861,7 @@ def test_a_finished_run_is_left_as_it_is(copy):
     code, output = command("resume", copy)
     assert code == 0
     assert "has already ended (finished)" in output
+    assert re.search(r"--steps N, with N above \d+$", output.strip())
     assert stamps() == before
 
 

@@ -56,6 +56,9 @@ def options(name: str) -> dict[str, object]:
 # Cells whose equations name their activations.
 FIXED_ACTIVATION = tuple(name for name in CELLS if "activation" not in options(name))
 
+# Options of networks with several layers, which a cell does not have.
+OF_STACKS = {"layers", "num_layers", "bidirectional", "residual", "dense"}
+
 
 def named(name: str, activation: Activation | None = None, **given: object) -> Cell:
     """The cell of that name.
@@ -77,7 +80,12 @@ def named(name: str, activation: Activation | None = None, **given: object) -> C
     unknown = [option for option in given if option not in known]
     if unknown:
         has = ", ".join(option for option in known if option != "activation") or "none"
-        raise KindError(f"cell '{name}' has no option {', '.join(unknown)}; its options: {has}.")
+        hint = ""
+        if OF_STACKS & set(unknown):
+            hint = f" For several layers: co.Stack(['{name}', '{name}'], ...)."
+        raise KindError(
+            f"cell '{name}' has no option {', '.join(unknown)}; its options: {has}.{hint}"
+        )
     for option, value in given.items():
         if isinstance(known[option], float):
             real(f"option {option} of cell '{name}'", value)

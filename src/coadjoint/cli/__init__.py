@@ -8,6 +8,7 @@ schema               the sections of settings, whose fields are the flags and ke
                      in training/network_section)
 task_section         its section on built-in tasks
 flags                settings from flags and files, and lines about invalid ones
+outputs              files that a command writes, and --force
 key_types            the types of settings, in words
 build, build_online  from settings to objects, by the `make` of each package
 build_task           the task of settings: a built-in one, or the user's own data

@@ -32,10 +32,12 @@ from .flags import (
     KeyValues,
     SectionValues,
     errors_name_flags,
+    flag,
     given_by_user,
     given_values,
     to_plain_dict,
 )
+from .key_types import LARGEST_NUMBER
 from .memory import memory_notes
 from .past import MAY_CHANGE, refuse_if_changed, refuse_if_other_network
 from .schema import Config
@@ -82,6 +84,8 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     given = given_by_user(config)
     config = resolve_dependent_keys(config)
     refuse_if_changed(config, past)
+    if not has_begun:
+        refuse_out_of_range(config)
     device = choose_device(config.training.device)
     with errors_name_flags():
         set_threads(config.training.threads, chains.widest_layer(config))
@@ -109,6 +113,19 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
         notes.append(f"loss: the {config.training.reduce} over the time steps of a sequence")
     notes += memory_notes(net, sample, config.training, arguments["gradient"])
     return Job(config, net, task, arguments, tuple(notes))
+
+
+def refuse_out_of_range(config: Config) -> None:
+    """Refuse numbers of the network and of the gradient method that its precision cannot hold."""
+    if config.training.precision == 64:
+        return
+    for name in ("network", "gradient"):
+        for key, value in given_by_user(config).get(name, {}).items():
+            if isinstance(value, float) and abs(value) > LARGEST_NUMBER:
+                raise ConfigError(
+                    f"{flag(name, key)} {value:g} is too large for float32: lower it, or pass "
+                    "--precision 64."
+                )
 
 
 def replace_values(config: Config, **sections: KeyValues) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ def is_without_time(config: Config) -> bool:
     """
     from ..networks.chain_factory import is_chain
     from ..tasks import TASKS
-    from ..tasks.prepared import is_prepared
 
     if is_chain(given_values(config.network)):
         return True
@@ -33,9 +33,14 @@ def is_without_time(config: Config) -> bool:
         return not TASKS[config.task.name].has_time
     if config.data.kind == "reconstruct":
         return True
-    train = config.data.train
-    is_folder = train is not None and Path(train).is_dir()
-    return is_folder and not is_prepared(train)  # of images
+    return is_plain_folder(config.data.train)  # of images
+
+
+def is_plain_folder(train: str | None) -> bool:
+    """Whether the training data are a folder, and not one that `coadjoint prepare` wrote."""
+    from ..tasks.prepared import is_prepared
+
+    return train is not None and Path(train).is_dir() and not is_prepared(train)
 
 
 def initial_options(config: Config) -> tuple[KeyValues, list[str]]:
@@ -89,6 +94,11 @@ def data_options(config: Config) -> KeyValues:
     """The options of `Data.read` that the network decides: none for a recurrent one."""
     if not is_without_time(config):
         return {}
+    if config.data.kind == "next" and is_plain_folder(config.data.train):
+        raise ConfigError(
+            f"{config.data.train} is a folder; --kind next reads a file. Of many tables make one "
+            f"set: coadjoint prepare {shlex.quote(str(config.data.train))} --out data.co"
+        )
     options: KeyValues = {"rows": "samples"}
     if restores_inputs(config):
         options |= {"kind": "reconstruct", "noise": config.network.noise or 0.0}

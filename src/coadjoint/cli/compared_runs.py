@@ -91,7 +91,7 @@ def parse_alternatives(word: str, where: str) -> list[Setting]:
         section = "optimiser"
         key = "name"
     if section is None:
-        raise ConfigError(f"{where}: {setting_flags.explain_unknown((key,))}")
+        raise ConfigError(f"{where}: {setting_flags.explain_unknown_setting(key)}")
     parsed = []
     for alternative in text.split("|"):
         values = cell_names() if (key, alternative) == ("cell", "all") else [alternative]

@@ -31,7 +31,7 @@ def demo(
 ) -> None:
     """Compare three methods on a task whose gradients vanish at first.
 
-    Takes about a minute, works offline and writes a report.
+    Takes half a minute, works offline and writes a report.
     """
     from . import compared_runs
 

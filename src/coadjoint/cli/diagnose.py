@@ -190,7 +190,7 @@ def print_findings(found: Examination | Compared) -> None:
     print_table(*found.table())
     by_reason: dict[str, list[str]] = {}
     for name, why in found.declined.items():
-        reason = why.partition(": ")[2]  # without the diagnostic's name in front
+        reason = why.partition(": ")[2] or why  # without the diagnostic's name in front
         by_reason.setdefault(reason, []).append(name)
     for why, names in by_reason.items():
         print_escaped(f"not {', '.join(names)}: {why}")

@@ -12,6 +12,7 @@ import typer
 
 from ..errors import escape_controls
 from .flags import SectionValues, given_values, resolve, with_setting_flags
+from .outputs import FORCE, PRINTED, check_outputs
 from .predict import READING_TEXTS
 from .program import app, print_escaped, print_table, warn, with_examples
 from .schema import READING_KEYS
@@ -63,6 +64,7 @@ def evaluate(
         help="trained with --at last and --window: judge one answer for each sequence, from all "
         "its rows, and not one for each window",
     ),
+    force: bool = FORCE,
     *,
     flags: SectionValues,
 ) -> None:
@@ -73,14 +75,19 @@ def evaluate(
     from ..models.evaluation_page import write_page
     from ..models.model import load
     from ..training import files
+    from ..training.prediction_files import refuse_source
 
+    for path in (json_file, page):
+        if path is not None:
+            refuse_source(path, data, "the data were", "the figures")
+    check_outputs({"--json": json_file, "--page": page}, force)
     reading = given_values(resolve(None, flags).data)
     model = load(run, warn=warn)
     found = model.evaluate(
         data, resamples=resamples, level=level, seed=seed, whole=whole, **reading
     )
     text = json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n"
-    prints_json = json_file is not None and str(json_file) == "-"
+    prints_json = json_file is not None and str(json_file) == PRINTED
     if prints_json:
         for note in found.notes:
             print(escape_controls(note), file=sys.stderr)

@@ -11,6 +11,7 @@ import typer
 
 from ..errors import escape_controls
 from .flags import SectionValues, given_values, resolve, with_setting_flags
+from .outputs import FORCE, PRINTED, check_outputs
 from .predict import READING_TEXTS
 from .program import app, command_line, print_escaped, warn, with_examples
 from .schema import READING_KEYS
@@ -85,6 +86,7 @@ def explain(
         help="trained with --at last and --window: explain each sequence as a whole, and not each "
         "window",
     ),
+    force: bool = FORCE,
     *,
     flags: SectionValues,
 ) -> None:
@@ -98,11 +100,12 @@ def explain(
 
     check_output_name(out)
     reading = given_values(resolve(None, flags).data)
-    is_printed = str(out) == "-"
+    is_printed = str(out) == PRINTED
     if page is None and not is_printed:
         page = out.with_name(f"{out.name.partition('.')[0] or out.name}.html")
     for path in (out, page or out):
-        refuse_source(path, data, f"that {data.name} was", "the explanation")
+        refuse_source(path, data, "the data were", "the explanation")
+    check_outputs({"--out": out, "--page": page}, force)
     found = load(run, warn=warn).explain(
         data,
         method=method,

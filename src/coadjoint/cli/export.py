@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from .outputs import FORCE, check_outputs
 from .program import app, print_escaped, warn, with_examples
 
 
@@ -24,6 +25,7 @@ def export(
         "need torch alone",
     ),
     out: Path = typer.Option(..., "--out", "-o", help="the file to write"),
+    force: bool = FORCE,
 ) -> None:
     """Write the network of a run for other programs, with its scaling and its labels.
 
@@ -31,7 +33,10 @@ def export(
     network itself.
     """
     from ..models.export import export as write
+    from ..models.export import files_of
 
+    for path in files_of(out, to):
+        check_outputs({"--out": path}, force)
     exported = write(run, out, to, warn)
     for note in exported.notes:
         print_escaped(note)

@@ -17,7 +17,14 @@ from ..errors import ConfigError, OptionError, StorageError, escape_controls
 from ..errors import nearest as nearest_name
 from ..training.network_section import Section
 from ..training.settings import SURROGATE, Settings
-from .key_types import KEY_TYPES, LEAST_LIMIT_OF_TYPE, choices, describe_types, join_or
+from .key_types import (
+    KEY_TYPES,
+    LARGEST_NUMBER,
+    LEAST_LIMIT_OF_TYPE,
+    choices,
+    describe_types,
+    join_or,
+)
 from .schema import NAMES_ELSEWHERE, SECTION_OF, SECTIONS, Config
 
 KeyValues = dict[str, Any]  # the values of one section, by key; checked by its schema
@@ -155,7 +162,8 @@ def suggest_value(types: Sequence[object], value: object) -> str:
     """
     if str in types and isinstance(value, bool | int | float):
         return " Write it in quotes."
-    if isinstance(value, int) and value >= LEAST_LIMIT_OF_TYPE:
+    is_whole = isinstance(value, int) and value >= LEAST_LIMIT_OF_TYPE
+    if is_whole or (isinstance(value, float) and value > LARGEST_NUMBER):
         return " It is too large."
     if not isinstance(value, str):
         return ""
@@ -192,6 +200,14 @@ def explain_unknown(address: tuple[str, ...]) -> str:
     home = f" of section [{SECTION_OF[near]}]" if near and near not in known else ""
     hint = f"; did you mean '{near}'{home}?" if near else "."
     return f"unknown {'section' if is_section else 'key'} '{key}'{hint} Known: {', '.join(known)}."
+
+
+def explain_unknown_setting(key: str) -> str:
+    """What may have been meant by an unknown key=value, where keys have no sections."""
+    near = nearest_name(key, NAMES_ELSEWHERE, 0.8)
+    meant = NAMES_ELSEWHERE[near] if near else nearest_name(key, SECTION_OF, 0.6)
+    hint = f"; did you mean '{meant}'?" if meant else "."
+    return f"unknown setting '{key}'{hint} Settings are the flags of `coadjoint train`."
 
 
 def given_values(section: Section) -> KeyValues:
@@ -353,6 +369,11 @@ def read_run_config(folder: Path) -> Config:
         raise StorageError(f"{folder} is not a run folder.")
     if not os.path.lexists(path):
         predict.refuse_if_comparison(folder)
+        if os.path.lexists(folder / "metrics.jsonl"):
+            raise StorageError(
+                f"{folder} is a run of co.train, whose settings are in your program (there is no "
+                "config.yaml). Continue it there, with resume=True."
+            )
         raise StorageError(f"{folder} has no config.yaml, so it is not a run folder.")
     return resolve(settings.load(path, files.read_regular(path, settings.MAX_BYTES)))
 

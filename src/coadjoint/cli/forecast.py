@@ -11,6 +11,7 @@ import typer
 
 from ..errors import ConfigError, escape_controls
 from .flags import SectionValues, given_values, resolve, with_setting_flags
+from .outputs import FORCE, PRINTED, check_outputs
 from .predict import READING_TEXTS
 from .program import app, command_line, print_escaped, print_table, warn, with_examples
 from .schema import READING_KEYS
@@ -63,6 +64,7 @@ def forecast(
         help="the rows of a season, for --rolling (default: by dates or autocorrelation)",
     ),
     seed: int = typer.Option(0, "--seed", help="of the paths that make the intervals"),
+    force: bool = FORCE,
     *,
     flags: SectionValues,
 ) -> None:
@@ -75,14 +77,16 @@ def forecast(
     from ..training.prediction_files import check_output_name, refuse_source, write_table
 
     check_output_name(out)
-    is_printed = str(out) == "-"
+    is_printed = str(out) == PRINTED
     if page and is_printed:
         raise ConfigError(
             "--page needs a name: pass --out forecast.csv, and the page is beside it."
         )
     if season is not None and rolling is None:
         raise ConfigError("--season belongs to --rolling, which compares with the season before.")
-    refuse_source(out, data, f"that {data.name} was", "the forecast")
+    refuse_source(out, data, "the data were", "the forecast")
+    path = out.with_name(f"{out.name.partition('.')[0] or out.name}.html") if page else None
+    check_outputs({"--out": out, "--page": path}, force)
     reading = given_values(resolve(None, flags).data)
     model = load(run, warn=warn)
     found = model.forecast(data, steps, level, seed=seed, **reading)
@@ -99,8 +103,7 @@ def forecast(
     if errors is not None:
         print_rolling(errors)
     print_escaped(f"{found.summary} -> {out}")
-    if page:
-        path = out.with_name(f"{out.name.partition('.')[0] or out.name}.html")
+    if path is not None:
         print_escaped(write_forecast_page(found, errors, path, command_line(), str(run)))
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from .schema import SECTIONS
 
+LARGEST_NUMBER = 1e38  # which float32 holds
 LEAST_LIMIT_OF_TYPE = 2**31  # from here on, a bound is that of an integer type and not of a key
 
 
@@ -92,8 +93,7 @@ def describe_bounds(metadata: Sequence[object]) -> str:
         return ""
     if "gt" in limits:
         text = f"greater than {limits['gt']}"
-        # 1e38 only keeps a number inside the range of float32.
-        if limits.get("le", 1e38) < 1e38:
+        if limits.get("le", LARGEST_NUMBER) < LARGEST_NUMBER:
             text += f" and at most {limits['le']}"
         return text
     most = limits.get("le")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import Any, Optional
@@ -10,8 +11,9 @@ from typing import Any, Optional
 import typer
 from typer.core import TyperCommand
 
-from ..errors import escape_controls
+from ..errors import ConfigError, escape_controls
 from .flags import SectionValues, given_values, resolve, with_setting_flags
+from .outputs import FORCE, PRINTED, check_outputs, refuse_existing
 from .program import app, print_escaped, warn, with_examples
 from .schema import READING_KEYS
 
@@ -76,6 +78,7 @@ def predict(
         help="trained with --at last and --window: predict once for each sequence, from all its "
         "rows, and not for each window",
     ),
+    force: bool = FORCE,
     *,
     flags: SectionValues,
 ) -> None:
@@ -84,13 +87,17 @@ def predict(
     The column row says which row of DATA, counted from 0, a prediction belongs to.
     """
     from ..training.predict import predict_file
+    from ..training.prediction_files import check_output_name, refuse_source
 
+    check_output_name(out)
+    refuse_source(out, data, "the data were", "the predictions")
+    check_outputs({"--out": out}, force)
     reading = given_values(resolve(None, flags).data)
     names: list[str] | bool | None = None
     if keep is not None:
         names = keep == ALL_COLUMNS or [name.strip() for name in keep.split(",")]
     prediction = predict_file(run, data, out, warn, keep=names, whole=whole, **reading)
-    if str(out) == "-":  # standard output holds the table alone
+    if str(out) == PRINTED:  # standard output holds the table alone
         for note in prediction.notes:
             print(escape_controls(note), file=sys.stderr)
         return
@@ -105,11 +112,16 @@ def report(
     markdown: Optional[Path] = typer.Option(
         None, "--markdown", help="comparison: also write the tables to this file"
     ),
+    force: bool = typer.Option(False, "--force", help="replace the file of --markdown"),
 ) -> None:
     """Write the report.html of a run or a comparison again, as one file that works offline."""
     from ..training import files
     from ..training.report import pages, summary
 
+    if markdown is not None:
+        if not os.path.lexists(folder / "compare.json"):
+            raise ConfigError(f"--markdown is for comparisons, and {folder} is none: leave it out.")
+        refuse_existing(markdown, force, "--markdown")
     print_escaped(pages.write(folder))
     if markdown is not None:
         files.replace(markdown, summary.markdown(folder))

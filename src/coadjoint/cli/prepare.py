@@ -107,7 +107,9 @@ def prepare(
         return
     for note in about["notes"]:
         print_escaped(str(note))
-    print_escaped(f"{about['rows']:,} rows in {about['sequences']:,} sequences -> {out}")
+    count = about["sequences"]
+    rows = f"{about['rows']:,} row{'s' * (about['rows'] != 1)}"
+    print_escaped(f"{rows} in {count:,} sequence{'s' * (count != 1)} -> {out}")
 
 
 def write_folder(out: Path, force: bool, fill: Callable[[Path], JsonDict]) -> JsonDict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -21,6 +22,8 @@ from .. import __version__
 from ..errors import (
     CoadjointError,
     ConfigError,
+    DataError,
+    InputError,
     MissingError,
     escape_controls,
     escape_undecodable,
@@ -214,11 +217,14 @@ def main() -> None:
     except typer.Exit as end:
         sys.exit(end.exit_code)
     except USAGE_ERROR as error:
-        fail_once(explain_usage_error(error), 2)
+        message = explain_usage_error(error)
+        if not message:  # of `coadjoint` alone, whose help has been printed
+            sys.exit(2)
+        fail_once(message, 2)
     except CoadjointError as error:
         if os.environ.get("COADJOINT_DEBUG"):
             raise
-        fail_once(str(error), error.exit_code)
+        fail_once(name_option(error), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         if launched.rank() > 0:  # rank 0 is interrupted, too, and says so
             sys.exit(130)
@@ -258,6 +264,20 @@ def explain_usage_error(error: typer.BadParameter) -> str:
         words = ["coadjoint", error.ctx.info_name] if error.ctx.parent else ["coadjoint"]
         hint = f" `{' '.join(map(str, words))} --help` lists the options."
     return f"No such option: {given}.{hint}"
+
+
+def name_option(error: CoadjointError) -> str:
+    """The text of an error; an argument that it begins with is named as the option given for it.
+
+    "top_p must be ..." becomes "--top-p must be ..." if that option is on the command line.
+    """
+    text = str(error)
+    found = re.match(r"(\w+) must ", text)
+    if found is None or not isinstance(error, InputError) or isinstance(error, DataError):
+        return text
+    option = f"--{found[1].replace('_', '-')}"
+    is_given = any(word.partition("=")[0] == option for word in sys.argv)
+    return option + text[found.end(1) :] if is_given else text
 
 
 def name_elsewhere(option: str, known: Sequence[str]) -> str | None:

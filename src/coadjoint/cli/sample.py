@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Optional
 
 import typer
 
-from ..errors import ConfigError, escape_controls, one_line
+from ..errors import escape_controls
+from .outputs import FORCE, PRINTED, refuse_existing
 from .program import app, print_escaped, warn, with_examples
 
 
@@ -39,8 +39,10 @@ def sample(
     ),
     seed: int = typer.Option(0, "--seed", help="the same seed draws the same symbols"),
     count: int = typer.Option(1, "--count", help="how many samples, each from the prime on"),
-    out: Optional[Path] = typer.Option(None, "--out", "-o", help="file to write, in UTF-8"),
-    force: bool = typer.Option(False, "--force", help="replace the file, if it exists"),
+    out: Optional[Path] = typer.Option(
+        None, "--out", "-o", help="file to write, in UTF-8 (default: -, which prints)"
+    ),
+    force: bool = FORCE,
 ) -> None:
     """Let a network that was trained on symbols (--kind next) continue a text.
 
@@ -49,6 +51,8 @@ def sample(
     from ..models.model import load
     from ..training import files
 
+    if out is not None and str(out) == PRINTED:
+        out = None
     if out is not None:
         refuse_existing(out, force)
     model = load(run, warn)
@@ -67,13 +71,3 @@ def sample(
         return
     files.replace(out, f"{text}\n".encode())
     print_escaped(f"{count} sample{'s' * (count != 1)} -> {out}")
-
-
-def refuse_existing(out: Path, force: bool) -> None:
-    """Refuse a folder, and unless --force was given a file: it may be the text of the training."""
-    if out.is_dir():
-        raise ConfigError(f"{one_line(out, 4096)} is a folder: pass the name of a file to --out.")
-    if os.path.lexists(out) and not force:
-        raise ConfigError(
-            f"{one_line(out, 4096)} exists. Pass another --out, or --force to replace it."
-        )

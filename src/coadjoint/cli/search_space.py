@@ -132,7 +132,7 @@ def parse_dimension(word: str) -> Dimension:
         section = "optimiser"
         key = "name"
     if section is None:
-        raise ConfigError(f"--vary: {setting_flags.explain_unknown((key,))}")
+        raise ConfigError(f"--vary: {setting_flags.explain_unknown_setting(key)}")
     if not sign or not text:
         raise ConfigError(
             f"--vary {name}: give its values, as in '{name}=a|b' or '{name}=1e-3..1e-1'."

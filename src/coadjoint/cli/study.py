@@ -32,7 +32,7 @@ from .outcomes import read_result
 from .progress import Report
 from .search_space import Dimension, label_of, merge, parse_space, suggest
 from .study_queue import MOST_DEATHS, TrialQueue, Turn, WorkerMark, folder_of, wait_for_folder
-from .study_record import FIRST_TRIALS, SearchGoal, open_record, place_of, read_plan
+from .study_record import SearchGoal, open_record, place_of, read_plan
 from .study_storage import StoragePlace, import_optuna
 from .study_trials import (
     TrialWatcher,
@@ -49,6 +49,7 @@ from .workers import Worker, wait_for
 if TYPE_CHECKING:
     import optuna
 
+TRIALS_OF_IMPORTANCE = 10  # complete ones, before the importance of settings is told
 LOOK = 0.2  # seconds between two looks at a trial
 IDLE = 1.0  # seconds between two looks at the trials of other workers
 IN_USE = "is in use by"  # of the message about a folder that another process writes to
@@ -354,7 +355,7 @@ def values_of(
 def importances(study: optuna.Study) -> dict[str, float]:
     """The share of each setting in which trials are the best; {} if too few have ended."""
     complete = import_optuna().trial.TrialState.COMPLETE
-    if len(study.get_trials(deepcopy=False, states=(complete,))) < 2 * FIRST_TRIALS:
+    if len(study.get_trials(deepcopy=False, states=(complete,))) < TRIALS_OF_IMPORTANCE:
         return {}
     try:
         return dict(import_optuna().importance.get_param_importances(study))

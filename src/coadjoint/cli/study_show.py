@@ -35,7 +35,7 @@ def show(folder: Path, study: str | None, storage: str | None) -> None:
     print_rows(rows, goal.label, goal.lower, with_all=True)
     counts = count_statuses(rows)
     print(f"{len(rows)} of {plan['trials']} trials{counts}")
-    print_importances(importances(record))
+    print_importances(importances(record), sum(row["status"] == "complete" for row in rows))
     best = best_trial(record, goal)
     if best is not None:
         values = values_of(best, parse_space(plan["space"]), plan["base"])
@@ -93,7 +93,7 @@ def print_ended(folder: Path) -> None:
     pruned = sum(trial["status"] == "pruned" for trial in found["trials"])
     failed = sum(trial["status"] == "failed" for trial in found["trials"])
     print(f"{len(ranked)} trials, {pruned} pruned, {failed} failed")
-    print_importances(found["importances"])
+    print_importances(found["importances"], len(ranked))
 
 
 def print_rows(rows: list[JsonObject], label: str, lower: bool, with_all: bool) -> None:
@@ -127,11 +127,18 @@ def count_statuses(rows: list[JsonObject]) -> str:
     return f": {', '.join(words)}" if words else ""
 
 
-def print_importances(shares: Mapping[str, object]) -> None:
-    """Print the share of each setting in which trials are the best, if it is known."""
+def print_importances(shares: Mapping[str, object], complete: int) -> None:
+    """Print the share of each setting in which trials are the best, or when it will be known.
+
+    complete: the number of complete trials.
+    """
+    from .study import TRIALS_OF_IMPORTANCE
+
     if shares:
         words = "  ".join(f"{name} {share:.2f}" for name, share in shares.items())
         print_escaped(f"importance: {words}")
+    elif complete < TRIALS_OF_IMPORTANCE:
+        print(f"importance: from {TRIALS_OF_IMPORTANCE} complete trials on")
 
 
 def train_command(values: SectionValues) -> str:

@@ -45,6 +45,7 @@ def import_optuna() -> Any:
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    warnings.filterwarnings("ignore", module="optuna.importance")  # of few trials
     return optuna
 
 

@@ -305,13 +305,15 @@ def settings_of_run(
 
 def say_it_has_ended(run: Path, status: str, quiet: bool) -> None:
     """Say how a run ended that has no step left; write its report if it has none."""
+    from ..training import schemas
     from ..training.report import pages
 
     if not (run / "report.html").exists():
         pages.write(run)
     longer = ""
     if status == "finished":
-        longer = f" To train longer: coadjoint resume {run} --steps N"
+        done = schemas.read(run / "result.json", schemas.ResultSchema)["step"]
+        longer = f" To train longer: coadjoint resume {run} --steps N, with N above {done:,}"
     if not quiet:
         print_escaped(f"{run} has already ended ({status}).{longer}")
 

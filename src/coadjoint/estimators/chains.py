@@ -11,7 +11,7 @@ from sklearn.utils import Tags  # type: ignore[import-untyped]
 from sklearn.utils.validation import validate_data  # type: ignore[import-untyped]
 
 from .estimator import Estimator
-from .layout import Given
+from .layout import Given, advising_on_gaps
 from .targets import ClassWeights, read_labels, read_numbers, weights_by_number
 
 SMALLEST_IMAGE = 4  # rows and columns that a convolution and a pool leave something of
@@ -49,15 +49,16 @@ class ChainEstimator(Estimator):
 
     def _samples(self, X: Given, reset: bool) -> np.ndarray:
         """Return X checked, [n, ...]; reset: whether its features are those to expect from now."""
-        samples: np.ndarray = validate_data(
-            self,
-            X,
-            reset=reset,
-            allow_nd=True,
-            dtype=np.float64,
-            ensure_min_samples=2 if reset else 1,
-            ensure_all_finite="allow-nan" if self.allows_gaps else True,
-        )
+        with advising_on_gaps():
+            samples: np.ndarray = validate_data(
+                self,
+                X,
+                reset=reset,
+                allow_nd=True,
+                dtype=np.float64,
+                ensure_min_samples=2 if reset else 1,
+                ensure_all_finite="allow-nan" if self.allows_gaps else True,
+            )
         if reset:
             self._default_chain = default_chain(samples.shape[1:], self.activation)
         return samples

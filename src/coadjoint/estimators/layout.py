@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,13 +32,15 @@ def read_sequences(
     finite: bool | str = "allow-nan" if allows_gaps else True
     checks = {"dtype": np.float64, "ensure_all_finite": finite, "estimator": estimator}
     if parts is None:
-        array = check_array(X, allow_nd=True, ensure_min_samples=fewest, **checks)
+        with advising_on_gaps():
+            array = check_array(X, allow_nd=True, ensure_min_samples=fewest, **checks)
         if array.ndim > 3:
             raise InputError(f"X has shape {list(array.shape)}; expected {AXES}.")
         return with_features_last(array, channels_first)
     rows: list[np.ndarray] = []
     for i, part in enumerate(parts):
-        one = check_array(part, ensure_2d=False, input_name=f"X[{i}]", **checks)
+        with advising_on_gaps():
+            one = check_array(part, ensure_2d=False, input_name=f"X[{i}]", **checks)
         if one.ndim not in (1, 2):
             raise InputError(f"X[{i}] has shape {list(one.shape)}; expected [T_i, features].")
         rows.append(with_features_last(one[None], channels_first)[0])
@@ -47,6 +51,20 @@ def read_sequences(
             f"X[{other}] has {widths[other]} features and X[0] has {widths[0]}; expected the same."
         )
     return rows
+
+
+@contextlib.contextmanager
+def advising_on_gaps() -> Iterator[None]:
+    """Inside, scikit-learn's error about NaN becomes one that says how estimators take gaps."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error).partition("\n")[0].rstrip(".")
+        if "NaN" not in text:
+            raise
+        raise InputError(
+            f"{text}. Fill the gaps, or pass missing='mask', 'ffill' or 'drop'."
+        ) from None
 
 
 def with_features_last(array: np.ndarray, channels_first: bool) -> np.ndarray:

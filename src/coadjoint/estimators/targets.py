@@ -34,7 +34,7 @@ def read_labels(y: Given, X: Given) -> tuple[np.ndarray, np.ndarray]:
     classes, numbers = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise InputError(
-            f"y has one class only, {brief(classes[0])}; expected at least two classes."
+            f"y has one class only, {brief(classes.tolist()[0])}; expected at least two classes."
         )
     return classes, numbers
 

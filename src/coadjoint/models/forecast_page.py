@@ -54,14 +54,16 @@ def make_forecast_page(
     if command:
         commands = {"The command that made this page": clean(command)}
         sections.append(PageSection("again", "Run it again", commands=commands))
-    notes = found.notes if rolling is None else (*found.notes, *rolling.notes)
+    notes = list(found.notes)
+    if rolling is not None:
+        notes += [f"against the past: {note}" for note in rolling.notes if note not in notes]
     return Page(
         kind="forecast",
         name=clean(found.source.name),
         title="Forecast",
         outcome=("calm", clean(f"Forecast of {found.summary}"), details),
         facts={"run": clean(run), "data": clean(found.source.name), "level": f"{found.level:g}"},
-        notices=[clean(note) for note in dict.fromkeys(notes)],
+        notices=[clean(note) for note in notes],
         cards=cards,
         sections=sections,
     )

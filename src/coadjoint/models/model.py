@@ -31,7 +31,7 @@ from .continuing import check_network
 from .evaluating import LEVEL, RESAMPLES, Assessment, assess
 from .explaining import explain
 from .explanation import Explanation
-from .export import Exported, export_network
+from .export import Exported, export_network, files_of, refuse_model
 from .forecast import Forecast
 from .forecasting import forecast_series
 from .held_out_rows import held_out_rows
@@ -184,6 +184,8 @@ class Model:
             path: The file to write; with to="torch" two files, path.py and path.safetensors.
             to: "onnx", or "torch" for Python code that needs torch alone.
         """
+        if self.folder is not None:
+            refuse_model(self.folder, files_of(path, to))
         return export_network(self.network, self.description, path, to)
 
     def forecast(

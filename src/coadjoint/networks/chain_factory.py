@@ -20,6 +20,7 @@ from .chain_text import LayerText, parse_chain, quoted, write_chain
 from .maps import Activation, AvgPool, Conv, Dense, Flatten, MaxPool, Residual, Tied, draw_weights
 from .maps.elementwise import ELEMENTWISE
 from .maps.starts import STARTS
+from .start_scales import refuse_infinite
 
 Size = tuple[int, ...]  # the shape of one sample
 NORMS = (nn.LayerNorm, nn.GroupNorm)  # their weights are no matrices, and begin with 1
@@ -128,6 +129,7 @@ def make_chain(*, init: str | None, gain: float | None, seed: int, **options: ob
         net = construct_chain(**options)  # type: ignore[arg-type]
     drawn = [module for module in net.maps if not isinstance(module, NORMS)]
     draw_weights(drawn, str(start["init"]), float(start["gain"] or 1.0), seed)  # type: ignore[arg-type]
+    refuse_infinite(net, "$gain")
     return net
 
 

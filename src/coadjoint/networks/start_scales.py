@@ -36,7 +36,10 @@ def scale_(
     given: Mapping[str, float],
     generator: torch.Generator,
 ) -> None:
-    """Draw R, W and V anew with the given scales, in this order, and set the forget bias."""
+    """Draw R, W and V anew with the given scales, in this order, and set the forget bias.
+
+    Weights outside the range of their dtype are refused, those that were drawn before as well.
+    """
     layers = list(recurrences)
     if "std_in" in given:
         for R in parameters_named(net, "R"):
@@ -49,6 +52,21 @@ def scale_(
             V.normal_(0.0, given["std_out"], generator=generator)
     if "forget_bias" in given:
         set_forget_bias(layers, given["forget_bias"])
+    scales = [f"${name}" for name in given if name != "forget_bias"] or ["$std", "$radius"]
+    refuse_infinite(net, " or ".join(scales))
+
+
+def refuse_infinite(net: nn.Module, scales: str) -> None:
+    """Refuse matrices that were drawn with a scale beyond the range of their dtype.
+
+    scales: the options that make weights smaller, for the message.
+    """
+    for key, parameter in net.named_parameters():
+        if parameter.dim() >= 2 and not parameter.isfinite().all():
+            raise OptionError(
+                f"the initial weights {key} are outside the range of {str(parameter.dtype)[6:]}: "
+                f"give a smaller {scales}."
+            )
 
 
 def parameters_named(net: Net, name: str) -> list[Tensor]:

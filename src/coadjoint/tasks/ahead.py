@@ -189,6 +189,11 @@ class AheadOptions(NamedTuple):
             return None
         return tuple(dict.fromkeys([*features, *(self.target or ()), *self.known]))
 
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        """Return the columns that are predicted or known, each with its option."""
+        predicted = [(name, "target") for name in self.target or ()]
+        return (*predicted, *((name, "known") for name in self.known))
+
     def settle(self, first: Sheet) -> dict[str, Any]:
         """Return what is predicted, in plain types for a description; {} if nothing was asked for.
 

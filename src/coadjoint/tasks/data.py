@@ -268,6 +268,7 @@ class Data(JudgedCollection):
             rows=rows,
             categorical=categorical,
             wide=wide,
+            ahead=asked.columns(),
             **reading,
         )
         sheets = align_categories(read_all(paths, options))

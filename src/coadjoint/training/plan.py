@@ -149,7 +149,7 @@ class TrainingPlan(Plan):
         ):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
-                raise KindError(f"{name} must be like {example}; got {value!r}.")
+                raise KindError(f"{name} must be like {example}; got {brief(value)}.")
         method = self.gradient or BPTT()
         if self.shards is not None:
             self._set("shards", whole_number("shards", self.shards))

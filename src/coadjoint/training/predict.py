@@ -36,6 +36,7 @@ from .tensor_header import Header, read_metadata
 
 __all__ = ["load_best", "load_model", "predict", "predict_file", "write_predictions"]
 
+TABLES = (".csv", ".tsv", ".parquet", ".npz", ".npy")  # that may be named in place of a run
 STEPS_AT_ONCE = 1 << 14  # of one long sequence
 
 
@@ -174,6 +175,10 @@ def model_file(run: Path) -> Path:
     if not run.exists():
         raise StorageError(f"{run} does not exist. Name a run folder, or a model.safetensors.")
     if not run.is_dir():
+        if run.suffix.lower() in TABLES:
+            raise StorageError(
+                f"{run} is a table, not a run. First name a run folder, or a model.safetensors."
+            )
         return run.resolve()
     path = run / "model.safetensors"
     if os.path.lexists(path):

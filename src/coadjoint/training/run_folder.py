@@ -436,7 +436,12 @@ def refuse_if_occupied(folder: Path) -> None:
 
 
 def occupied_error(folder: Path) -> StorageError:
-    """The error for a folder that holds a run."""
+    """The error for a folder that holds a run: of the command line, or of Python."""
+    if not os.path.lexists(folder / "config.yaml"):
+        return StorageError(
+            f"{folder} already holds a run, of co.train. Continue it there with resume=True; or "
+            "choose another folder."
+        )
     return StorageError(
         f"{folder} already holds a run. Resume it with: coadjoint resume "
         f"{shlex.quote(str(folder))}; or choose another --out."

@@ -32,11 +32,20 @@ from ...networks.interface import Net
 from ...tasks.description import Description, PathLike
 from ...training import files, storage
 from ...training.predict import load_best
+from ...training.prediction_files import refuse_source
 from .check import ExportCheck, compare
 from .onnx import describe_columns, onnx_bytes
 from .torch_code import torch_code
 
-__all__ = ["FORMATS", "ExportCheck", "Exported", "export", "export_network"]
+__all__ = [
+    "FORMATS",
+    "ExportCheck",
+    "Exported",
+    "export",
+    "export_network",
+    "files_of",
+    "refuse_model",
+]
 
 FORMATS = ("onnx", "torch")
 TOLERANCE = {"onnx": 1e-5, "torch": 1e-6}  # relative
@@ -72,13 +81,34 @@ def export(
 
     path: the file; with to="torch" two files, path.py and path.safetensors. to: "onnx" or
     "torch". warn: as in `co.load`. What is written is run, if it can be, and compared with the
-    network itself. Refused: networks whose answers are sequences.
+    network itself. Refused: networks whose answers are sequences, and to write over the model.
     """
-    choose("format", to, FORMATS)
+    check_path("run", run)
+    refuse_model(run, files_of(path, to))
     net, description = load_best(run, warn)
     given = description.get("data")
     data = None if given is None else Description.of(given)
     return export_network(net, data, path, to)
+
+
+def refuse_model(run: PathLike, written: tuple[Path, ...]) -> None:
+    """Refuse to write over the model of a run folder, or over the model.safetensors given."""
+    place = Path(run)
+    model = place / "model.safetensors" if place.is_dir() else place
+    for file in written:
+        refuse_source(file, model, "the network was", "what is exported")
+
+
+def files_of(path: PathLike, to: str) -> tuple[Path, ...]:
+    """The files that an export writes: of "torch" PATH.py and PATH.safetensors."""
+    check_path("path", path)
+    path = Path(path)
+    if choose("format", to, FORMATS) == "onnx":
+        return (path,)
+    if not path.name:
+        raise InputError(f"{path} is a folder: name a file, such as {path / 'network.py'}.")
+    base = path.with_suffix("") if path.suffix in (".py", ".safetensors") else path
+    return (base.with_name(base.name + ".py"), base.with_name(base.name + ".safetensors"))
 
 
 def export_network(
@@ -130,10 +160,7 @@ def write_onnx(net: Net, data: Description | None, path: Path) -> Exported:
 
 def write_torch(net: Net, data: Description | None, path: Path) -> Exported:
     """Write a Python file and its tensors, and run it."""
-    if not path.name:
-        raise InputError(f"{path} is a folder: name a file, such as {path / 'network.py'}.")
-    base = path.with_suffix("") if path.suffix in (".py", ".safetensors") else path
-    paths = (base.with_name(base.name + ".py"), base.with_name(base.name + ".safetensors"))
+    paths = files_of(path, "torch")
     code, tensors = torch_code(net, data, __version__)
     content = storage.pack(tensors)
     network = load_written(code, content)

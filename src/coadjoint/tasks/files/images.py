@@ -55,7 +55,10 @@ def read_images(path: str | os.PathLike[str], options: Options) -> Sheet:
     notes: list[str] = []
     files = list(list_images(folder, Path(path), options.kind == "next", notes))
     if not files:
-        raise DataError(f"{folder} holds no images ({', '.join(SUFFIXES)}); {ONE_FOLDER_EACH}.")
+        raise DataError(
+            f"{folder} holds no images ({', '.join(SUFFIXES)}); {ONE_FOLDER_EACH}. "
+            "`coadjoint prepare` makes one set of the tables in a folder."
+        )
     labels = [file.label for file in files]
     if options.kind != "next" and len(set(labels)) < 2:
         raise DataError(

@@ -57,6 +57,7 @@ class Options:
     max_bytes    the largest size of a file, unpacked
     wide         whether a row of a table is a whole sequence, with a column for each step
     steps        the columns of the steps of a wide table, if it is read like another
+    ahead        (column, option) of what is predicted or known ahead, for messages
     use          what the file is for: "train"; "held-out", with the columns of the training file;
                  or "predict", with all settings of a trained model. Messages advise accordingly.
     """
@@ -78,6 +79,7 @@ class Options:
     rows: str = "steps"
     wide: bool = False
     steps: Sequence[str] | None = None
+    ahead: tuple[tuple[str, str], ...] = ()
     use: str = "train"
 
     def advise(self, at_training: str, at_prediction: str) -> str:
@@ -389,9 +391,10 @@ def refuse_bad_values(sheet: Sheet, options: Options, problems: Problems) -> She
                 "Fill them in, or pass --missing drop|ffill|mask.",
                 f"Fill them in, or pass --missing {options.ways_to_fill}.",
             )
+            count = f"{len(gaps):,} of {len(column):,} values"
             problems.add(
-                f"{sheet.place(gaps[0], name)}: {len(gaps)} of {len(column)} values are missing, "
-                f"the first at {', '.join(places)}. {advice}"
+                f"{sheet.place(gaps[0], name)}: {count} are missing, the first at "
+                f"{', '.join(places)}. {advice}"
             )
     if sheet.y is not None and sheet.y.dtype.kind == "f":
         for index, k in np.argwhere(np.isinf(sheet.y)):

@@ -49,6 +49,20 @@ BYTES_OF_HEAD = 1 << 16  # from which a format is told
 Parts = Callable[[], Iterator[bytes]]
 
 
+class SharedFile(io.FileIO):
+    """A file that is closed, without a warning, when nothing refers to it any more."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class SharedReader(io.BufferedReader):
+    """The same with a buffer. Of a cycle, either may be closed first."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 @dataclass(frozen=True, eq=False)
 class LoadedFile:
     """A regular file whose size and digest are known. Its bytes stay on disk until they are read.
@@ -197,7 +211,8 @@ def open_file(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
     """Open a file for reading; errors become DataErrors. flags: further flags of os.open."""
     name = one_line(os.fspath(path), 4096)
     try:
-        return open(path, "rb", opener=lambda path, usual: os.open(path, usual | flags))
+        raw = SharedFile(path, "rb", opener=lambda path, usual: os.open(path, usual | flags))
+        return SharedReader(raw)
     except FileNotFoundError:
         raise DataError(f"{name} does not exist{suggest_name(Path(path))}") from None
     except IsADirectoryError:

@@ -151,6 +151,8 @@ def find_targets(
     Those that are named and exist are found even then, so that they are not taken for features.
     """
     if options.kind == "next":
+        for name, option in options.ahead if options.use == "train" else ():
+            find_column(option, name, names, problems, notes)
         return tuple(name for name in options.target or () if name in names)
     if options.target is not None:
         found = [find_column("target", name, names, problems, notes) for name in options.target]
@@ -189,7 +191,8 @@ def check_features(
     all_names = set(names)
     lacking = [name for name in features if name not in all_names]
     if options.use == "train":
-        for name in lacking:
+        told = {name for name, _ in options.ahead}  # of their own options
+        for name in [name for name in lacking if name not in told]:
             problems.add(
                 f"{problems.path}: there is no column '{one_line(name)}' for --features"
                 f"{suggest_feature(name, unused)} Columns: {quote_names(names)}.",

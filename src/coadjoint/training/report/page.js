@@ -147,7 +147,7 @@
     const y = make(low, high, box.bottom, box.top, wanted);
     box.left = room(y.ticks.map((v) => tickText(v, figure.y.log)));
     const last = xs.reduce((a, b) => Math.max(a, b)), first = xs.reduce((a, b) => Math.min(a, b));
-    const x = linear(first > 0 && first < last / 20 ? 0 : first, last, box.left + 2, box.right - 2, (box.right - box.left) / 85);
+    const x = linear(!figure.stamps && first > 0 && first < last / 20 ? 0 : first, last, box.left + 2, box.right - 2, (box.right - box.left) / 85);
     // Rows of a series may have times: they stand in the place of the numbers.
     const stamp = (v) => (figure.stamps && figure.stamps[v - figure.stamps_from]) || show(v, 6);
     axes(root, box, x, y, figure.x, figure.y.label, figure.y.log, true, stamp);

@@ -223,7 +223,8 @@ def series_figure(answers: Answers, k: int, name: str) -> PageFigure:
             stamps[row - grid[0]] = split.times[i]
         extras |= {"stamps": stamps, "stamps_from": int(grid[0]), "x": "time"}
     step = ", one step ahead" if answers.kind == "next" else ""
-    about = f"the last {plural(len(at), 'row')} of it in the {split.name} set{step}"
+    which = "it" if longest == "all" else longest
+    about = f"the last {plural(len(at), 'row')} of {which} in the {split.name} set{step}"
     chart = LineChart(
         f"series-{k}",
         _title(answers, f"The series and its {word}s", name),
