@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 
 import coadjoint as co
 from coadjoint.sweeps import step_run
-from coadjoint.sweeps.step_costates import StepGraph
+from coadjoint.sweeps.step_costates import RunGraph
 
 F64 = torch.float64
 T, B, INPUTS, D = 23, 5, 3, 7
@@ -42,13 +42,13 @@ def every_size(monkeypatch):
 def calls(monkeypatch):
     """The numbers of the steps that were pulled through the graph."""
     found = []
-    own = StepGraph.pull_block
+    own = RunGraph.pull_block
 
     def spy(graph, lo, hi, *arguments):
         found.extend(range(lo, hi))
         return own(graph, lo, hi, *arguments)
 
-    monkeypatch.setattr(StepGraph, "pull_block", spy)
+    monkeypatch.setattr(RunGraph, "pull_block", spy)
     return found
 
 

@@ -22,6 +22,7 @@ differentiable, adjoint_tangent   the loops as operations that differentiate any
 dense              tangents and weight gradients of dense layers
 functions          what the autograd Functions share
 run, step_run      a sweep that has been made, and can be pulled back and pushed forward
+step_costates      costates of a step function, one time step after the other
 step_functions/    the derivatives of a step function at many time steps at once
 costates, norms    lam_t, a mantissa and a power of two for each sample and step; their norms
 checks, overflow   checks of values, now or later; the errors when they fail

@@ -2,7 +2,7 @@
 
     lam_T = s_T,    lam_t = J_{t+1}' lam_{t+1} + s_t    as mantissas times 2^k_t
 
-A run with gradients on has recorded each step: its derivative comes from that graph (StepGraph).
+A run with gradients on has recorded each step: its derivative comes from that graph (RunGraph).
 Otherwise the step is called again (repeat_step). Either can be differentiated.
 """
 
@@ -26,7 +26,7 @@ EASY = 20  # mantissas within 2^-EASY .. 2^EASY keep their exponents from block 
 Pull = Callable[[int, Tensor], Tensor]
 
 
-class StepGraph(NamedTuple):
+class RunGraph(NamedTuple):
     """The states of a run, x_0 [B, n] and x_{t+1} [n_t, n], each with the graph of its step."""
 
     states: Sequence[Tensor]
@@ -51,13 +51,11 @@ class StepGraph(NamedTuple):
                 seeds.append(source)
         states = self.states[lo:hi]
         grads = torch.autograd.grad(outputs, states, seeds, create_graph=True, allow_unused=True)
-        return [
-            torch.zeros_like(state) if g is None else g
-            for state, g in zip(states, grads, strict=True)
-        ]
+        pairs = zip(states, grads, strict=True)
+        return [torch.zeros_like(state) if g is None else g for state, g in pairs]
 
 
-class Sources:
+class StepSources:
     """The sources of an adjoint sweep, by time step."""
 
     def __init__(
@@ -102,7 +100,7 @@ class CostateSweep:
     """
 
     def __init__(
-        self, rows: Rows, pull: Pull, sources: Sources, factors: Sequence[Tensor] | None
+        self, rows: Rows, pull: Pull, sources: StepSources, factors: Sequence[Tensor] | None
     ) -> None:
         """Begin at the last state, whose costate is its source."""
         last = sources.at[-1]
@@ -119,7 +117,7 @@ class CostateSweep:
         self.lam = [mantissa]
         self.exponents = [k]
 
-    def run(self, graph: StepGraph | None) -> tuple[Tensor, Tensor]:
+    def run(self, graph: RunGraph | None) -> tuple[Tensor, Tensor]:
         """The mantissas [B + N, n] and exponents [B + N] of all states.
 
         graph: that of the steps, by which several are done at once if samples are equally long.
@@ -145,7 +143,7 @@ class CostateSweep:
         self.lam.append(pulled if source is None else pulled + source)
         self.exponents.append(k_new)
 
-    def _run_blocks(self, graph: StepGraph) -> int:
+    def _run_blocks(self, graph: RunGraph) -> int:
         """Blocks of steps with shared exponents, as in ScaledAdjoint; returns the step reached.
 
         A block whose mantissas leave the safe range is run again, half as long.

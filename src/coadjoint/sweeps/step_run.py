@@ -21,7 +21,7 @@ from .layout import Layout
 from .overflow import time_of_row
 from .rows import Link, Rows
 from .run import CostateRows, FormulaRun
-from .step_costates import CostateSweep, Sources, StepGraph, refuse_if_different, repeat_step
+from .step_costates import CostateSweep, StepSources, RunGraph, refuse_if_different, repeat_step
 from .step_functions.functions import StepAdjoint, StepStates, drive_gradients
 from .step_functions.linearised import (
     Linearised,
@@ -52,7 +52,7 @@ class StepFunctionRun:
     x: Tensor  # [B + N, n]
     last: Tensor  # each sample's last state, [B, n], in the rows' order
     at: Linearised | None = None  # its derivatives, if x depends on them
-    graph: StepGraph | None = None  # of all steps, if torch has recorded them
+    graph: RunGraph | None = None  # of all steps, if torch has recorded them
 
     @staticmethod
     def run(
@@ -81,7 +81,7 @@ class StepFunctionRun:
         x = torch.cat(states)
         if checked:
             refuse_nonfinite(rows, x)
-        graph = StepGraph(states) if x.requires_grad and x0.numel() > SMALL else None
+        graph = RunGraph(states) if x.requires_grad and x0.numel() > SMALL else None
         return StepFunctionRun(step, rows, drive, x, last_states(rows, states), graph=graph)
 
     @property
@@ -146,7 +146,7 @@ class StepFunctionRun:
         s_last: Tensor | None,
         declared: Tensor | None,
         unit: Tensor | None,
-        graph: StepGraph | None = None,
+        graph: RunGraph | None = None,
     ) -> CostateRows:
         """Costates step by step; arguments as in SweepRun.costate.
 
@@ -172,7 +172,7 @@ class StepFunctionRun:
                 return pull_again(t, lam)
             return graph.pull(t, lam)
 
-        sources = Sources(rows, s, s_last, declared)
+        sources = StepSources(rows, s, s_last, declared)
         mantissa, k = CostateSweep(rows, pull, sources, factors).run(graph)
         refuse_nonfinite_costates(rows, mantissa)
 
