@@ -21,7 +21,7 @@ from .layout import Layout
 from .overflow import time_of_row
 from .rows import Link, Rows
 from .run import CostateRows, FormulaRun
-from .step_costates import CostateSweep, StepSources, RunGraph, refuse_if_different, repeat_step
+from .step_costates import CostateSweep, RunGraph, StepSources, refuse_if_different, repeat_step
 from .step_functions.functions import StepAdjoint, StepStates, drive_gradients
 from .step_functions.linearised import (
     Linearised,
