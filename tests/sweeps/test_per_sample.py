@@ -7,6 +7,7 @@ from torch.nn.functional import cross_entropy
 from coadjoint.sweeps import engines
 from coadjoint.sweeps.engines.c import per_sample
 from coadjoint.sweeps.norms import norm
+from coadjoint.sweeps.rows import scale
 
 F64 = torch.float64
 
@@ -83,8 +84,38 @@ def test_norms_of_rows(n, dtype):
     y[2, 0] = 1 / y[1, 2]  # and these infinite
     expected[1, 2] = y[1, 2].sum() / n**0.5
     expected[2, 0] = y[2, 0].sum() / n**0.5
-    assert per_sample.row_norms(y)[1, 2] == 0
-    torch.testing.assert_close(norm(y), expected, rtol=tolerance, atol=0)
+    y[0, 0, 0] = torch.nan
+    y[0, 1] = 0
+    y[0, 2, -1] = torch.inf
+    expected[0, :3] = torch.tensor([torch.nan, 0, torch.inf])
+    in_c = per_sample.row_norms(y)
+    torch.testing.assert_close(in_c, expected, rtol=tolerance, atol=0, equal_nan=True)
+    assert torch.equal(norm(y)[1:], in_c[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("n", [1, 5, 16, 33])
+def test_gradients_by_norms(n, dtype):
+    tiny = torch.finfo(dtype).tiny
+    y = torch.randn(6, n, dtype=dtype)
+    y[1] *= tiny**0.5
+    y[2] *= 40 * tiny
+    y[3] = 0
+    y[4] = tiny / 4 / n**0.5  # its norm is below the normal range
+    size = norm(y)
+    g = torch.randn(6, dtype=dtype) * 2.0**20
+    found = per_sample.norm_gradient(y, size, g)
+    expected = (y / size[:, None]).double() * g.double()[:, None]
+    expected[3:5] = 0
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_rows_times_powers_of_two(dtype):
+    y = torch.randn(7, 19, dtype=dtype)
+    k = torch.tensor([0, 1, -1, 40, -140, 130, -2000], dtype=torch.int32)
+    assert torch.equal(per_sample.scale_rows(y, k), scale(y, k[:, None]))
 
 
 def test_nothing_is_computed_where_gradients_are_asked_for():

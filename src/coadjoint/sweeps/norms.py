@@ -20,12 +20,15 @@ class _Norm(SweepFunction):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """||x||_2 of [..., n], also where the squares of x underflow or overflow: [...]."""
-        size = _norm_of_squares(x)
+        in_c = per_sample.row_norms(x)
+        if in_c is not None:
+            return in_c
+        size: Tensor = torch.linalg.vector_norm(x, 2, -1)
         # The squares may have left the range where the norm has not: scale by the largest entry.
         # On a GPU always, since the answer whether it is so would have to be waited for.
         if x.is_cuda or not is_within_range(size, 0):
             k = torch.frexp(x.abs().amax(-1)).exponent
-            size = scale(_norm_of_squares(scale(x, -k[..., None])), k)
+            size = scale(torch.linalg.vector_norm(scale(x, -k[..., None]), 2, -1), k)
         return size
 
     @staticmethod
@@ -50,24 +53,20 @@ class _Norm(SweepFunction):
         return torch.where(is_normal, (unit * dx).sum(-1), 0)
 
 
-def _norm_of_squares(x: Tensor) -> Tensor:
-    """||x||_2 over the last axis; 0 or inf where the squares leave the range of numbers."""
-    in_c = per_sample.row_norms(x)
-    return torch.linalg.vector_norm(x, 2, -1) if in_c is None else in_c
-
-
 def norm_gradient(x: Tensor, size: Tensor, g: Tensor) -> Tensor:
     """The gradient g x / ||x|| by x [..., n], from g by its norm `size`, both [...].
 
     It is 0 where the norm is below the normal range of numbers.
     """
+    in_c = per_sample.norm_gradient(x, size, g)
+    if in_c is not None:
+        return in_c
     tiny = torch.finfo(size.dtype).tiny
     if size.is_cuda or not is_within_range(size, tiny):
         is_normal = size >= tiny
         size = torch.where(is_normal, size, 1)
         g = torch.where(is_normal, g, 0)
-    in_c = per_sample.norm_gradient(x, size, g)
-    return x / size[..., None] * g[..., None] if in_c is None else in_c
+    return x / size[..., None] * g[..., None]
 
 
 def norm_rates(size: Tensor, g: Tensor) -> Tensor:

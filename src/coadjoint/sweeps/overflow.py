@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import NumericalError
+from .engines.c import per_sample
 from .plan import SweepPlan, require_finite
 from .rows import SAFE_EXPONENT, Rows, scale
 
@@ -22,7 +23,8 @@ def at_true_scale(plan: SweepPlan, mu: Tensor, k: Tensor | None, declared: Tenso
     if k is None:
         return mu
     rows = plan.rows
-    true_mu = scale(mu, -k[:, None])
+    in_c = per_sample.scale_rows(mu, -k)
+    true_mu = scale(mu, -k[:, None]) if in_c is None else in_c
     if declared is not None:
         # Beyond SAFE_EXPONENT 2^-k_t may leave the range in the products that follow.
         in_reach = declared | (k > -SAFE_EXPONENT[mu.dtype])

@@ -98,14 +98,6 @@ INLINE int exponent(const real *y, long n) {
     return most >> DIGITS ? (int)(most >> DIGITS) - (BIAS - 1) : NONE;
 }
 
-/* 2^k, 0 below the normal range, the largest power above it */
-INLINE real power_of_two(long k) {
-    bits b = (bits)((k < -BIAS ? -BIAS : k > BIAS ? BIAS : k) + BIAS) << DIGITS;
-    real r;
-    memcpy(&r, &b, sizeof r);
-    return r;
-}
-
 /* y = y 2^k + z 2^h; a power is taken in two factors, as it may leave the range when the product does not */
 INLINE void scaled_sum(long n, real *y, long k, const real *z, long h) {
     long half = k >> 1, other = h >> 1;

@@ -83,19 +83,48 @@ void cross_entropy_bend(int64_t n, int64_t c, const real *p, const real *v, real
 
 /* ---- costates ---- */
 
-/* out = ||y|| of rows [n, d]; 0 or inf where the squares leave the range of real */
+/* y 2^k, in two factors: 2^k may lie outside the range where y 2^k does not */
+INLINE real times_two_to(real y, long k) { return y * power_of_two(k >> 1) * power_of_two(k - (k >> 1)); }
+
+/* ||y 2^-k|| of d numbers; 0 or inf where the squares leave the range */
+INLINE real norm_of_squares(long d, const real *y, long k) {
+    vec squares = all(0), half = all(power_of_two(-k >> 1)), rest = all(power_of_two(-k - (-k >> 1)));
+    EACH(d, j, l, { vec a = get(y + j, l) * half * rest; squares = fma_(a, a, squares); })
+    return LIBM(sqrt)(lane_sum(squares));
+}
+
+/* out = ||y|| of rows [n, d], also where the squares leave the range of real */
 void row_norms(int64_t n, int64_t d, const real *y, real *out) {
     for (long i = 0; i < n; i++, y += d) {
-        vec squares = all(0);
-        EACH(d, j, l, (squares = fma_(get(y + j, l), get(y + j, l), squares)))
-        out[i] = LIBM(sqrt)(lane_sum(squares));
+        out[i] = norm_of_squares(d, y, 0);
+        if (out[i] > 0 && out[i] < inf) continue;
+        real most = 0;
+        for (long j = 0; j < d; j++) most = LIBM(fabs)(y[j]) > most ? LIBM(fabs)(y[j]) : most;
+        if (!(most > 0 && most < inf)) continue; /* zero, inf or NaN as it is */
+        int k;
+        LIBM(frexp)(most, &k);
+        out[i] = times_two_to(norm_of_squares(d, y, k), k);
     }
 }
 
-/* out = y / size * g of rows [n, d] with the numbers size and g [n], the gradient g by the norms `size` of y */
+/* out = g / size * y of rows [n, d] with numbers size and g [n], the gradient g by the norms `size` of y; 0 where these
+   are below the normal range. Where they are so small that g / size may leave the range, y is divided first. */
 void norm_gradient(int64_t n, int64_t d, const real *y, const real *size, const real *g, real *out) {
-    for (long i = 0; i < n; i++, y += d, out += d)
-        EACH(d, j, l, put(out + j, get(y + j, l) / size[i] * g[i], l))
+    const real least = power_of_two(1 - BIAS), small = power_of_two(-BIAS / 2);
+    for (long i = 0; i < n; i++, y += d, out += d) {
+        real divisor = size[i] < small ? size[i] : 1, factor = size[i] < small ? g[i] : g[i] / size[i];
+        if (size[i] < least) memset(out, 0, sizeof(real) * d);
+        else if (divisor == 1) EACH(d, j, l, put(out + j, get(y + j, l) * factor, l))
+        else EACH(d, j, l, put(out + j, get(y + j, l) / divisor * factor, l))
+    }
+}
+
+/* out = y 2^k of rows [n, d] with numbers k [n] */
+void scale_rows(int64_t n, int64_t d, const real *y, const int32_t *k, real *out) {
+    for (long i = 0; i < n; i++, y += d, out += d) {
+        real half = power_of_two(k[i] >> 1), rest = power_of_two(k[i] - (k[i] >> 1));
+        EACH(d, j, l, put(out + j, get(y + j, l) * half * rest, l))
+    }
 }
 
 /* r_i = log size_i - log size_{i+1} + (k_i - k_{i+1}) log 2, i = first..T-1, of size and k [T + 1, B]: value = mean of

@@ -33,6 +33,7 @@ def compiled(dtype: torch.dtype) -> ctypes.CDLL:
         "log_ratios": 4,
         "row_norms": 2,
         "norm_gradient": 4,
+        "scale_rows": 3,
     }
     numbers = {"log_ratios": 3}
     for name, count in arrays.items():
@@ -86,7 +87,7 @@ def cross_entropy(a: Tensor, y: Tensor) -> SoftmaxPoint | None:
 
 
 def row_norms(y: Tensor) -> Tensor | None:
-    """||y|| over the last axis of y [..., n]: [...]; 0 or inf where squares leave the range."""
+    """||y|| over the last axis of y [..., n], also where squares leave the range: [...]."""
     if not y.dim() or not y.numel() or not can_run(y):
         return None
     out = y.new_empty(y.shape[:-1])
@@ -96,7 +97,10 @@ def row_norms(y: Tensor) -> Tensor | None:
 
 
 def norm_gradient(y: Tensor, size: Tensor, g: Tensor) -> Tensor | None:
-    """Y / size * g of y [..., n] with size and g [...]: the gradient by y, from g by its norm."""
+    """The gradient g y / size by y [..., n], from g [...] by its norm `size` [...].
+
+    It is 0 where the norm is below the normal range of numbers.
+    """
     if not y.dim() or not y.numel() or not can_run(y, size, g):
         return None
     out = empty(y.shape, y)
@@ -105,6 +109,19 @@ def norm_gradient(y: Tensor, size: Tensor, g: Tensor) -> Tensor | None:
     sizes = (y.numel(), count, count, y.numel())
     held = pointers(names, (y, size, g, out), sizes, [y.dtype] * 4, CPU)
     compiled(y.dtype).norm_gradient(count, y.shape[-1], *held.addresses)
+    return out
+
+
+def scale_rows(y: Tensor, k: Tensor) -> Tensor | None:
+    """The rows y_i 2^(k_i) of y [rows, n] and exponents k [rows]."""
+    if y.dim() != 2 or not y.numel() or not can_run(y, k):
+        return None
+    out = y.new_empty(y.shape)
+    rows, n = y.shape
+    names = ("y", "exponent", "out")
+    dtypes = (y.dtype, torch.int32, y.dtype)
+    held = pointers(names, (y, k.int(), out), (rows * n, rows, rows * n), dtypes, CPU)
+    compiled(y.dtype).scale_rows(rows, n, *held.addresses)
     return out
 
 

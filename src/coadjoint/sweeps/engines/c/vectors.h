@@ -76,6 +76,14 @@ INLINE void put(real *y, vec r, long n) {
 #endif
 }
 
+/* 2^k, 0 below the normal range, the largest power above it */
+INLINE real power_of_two(long k) {
+    bits b = (bits)((k < -BIAS ? -BIAS : k > BIAS ? BIAS : k) + BIAS) << DIGITS;
+    real r;
+    memcpy(&r, &b, sizeof r);
+    return r;
+}
+
 /* ---- functions of a vector; comparisons are written so that NaN stays NaN ---- */
 
 /* run `does` for the numbers j .. j + l of a row of n: whole vectors, then the rest */
