@@ -2,11 +2,13 @@
 
     python benchmarks/step_functions.py
     python benchmarks/step_functions.py --cells gru-before,own --sizes 100x20x50,200x64x128
+    PYTHONPATH=../older/src python benchmarks/step_functions.py --alone
 
 A size is steps x samples x units. For each, the plain gradient and the penalised one (log-ratio),
 in milliseconds, and the hand-written loop's: the states in a list, torch.autograd.grad with
 create_graph=True by all of them, the penalty, and a second gradient. The two take turns, and the
-fastest turn counts. Last, ours divided by theirs. `own` is a step of a user's, which keeps the
+fastest turn counts. Last, ours divided by theirs. `--alone` leaves the loop out, for versions that
+cannot run it. `own` is a step of a user's, which keeps the
 graph of each step.
 """
 
@@ -61,7 +63,7 @@ def seconds(run: Callable[..., object], *arguments: object) -> float:
     return time.process_time() - began
 
 
-def compare(cell: str, T: int, B: int, hidden: int) -> None:
+def compare(cell: str, T: int, B: int, hidden: int, alone: bool) -> None:
     """Print the row of a cell at one size."""
     task = co.tasks.TemporalOrder(T)
     step = Own(task.inputs, hidden) if cell == "own" else cell
@@ -74,8 +76,8 @@ def compare(cell: str, T: int, B: int, hidden: int) -> None:
         best = [float("inf")] * 2
         for _ in range(TURNS):
             ours = seconds(method, net, batch, "cross-entropy")
-            theirs = seconds(by_hand, net, batch, penalised)
-            best = [min(best[0], ours), min(best[1], theirs)]
+            theirs = float("nan") if alone else seconds(by_hand, net, batch, penalised)
+            best = [min(best[0], ours), theirs if alone else min(best[1], theirs)]
         row += f"  {1e3 * best[0]:9.1f} {1e3 * best[1]:9.1f} {best[0] / best[1]:7.2f}"
     print(row, flush=True)
 
@@ -84,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", default=CELLS)
     parser.add_argument("--sizes", default=SIZES)
+    parser.add_argument("--alone", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     columns = f"{'ms':>9} {'by hand':>9} {'ratio':>7}"
@@ -91,7 +94,7 @@ def main() -> None:
     print(f"{'':28}{columns}  {columns}")
     for size in arguments.sizes.split(","):
         for cell in arguments.cells.split(","):
-            compare(cell, *map(int, size.split("x")))
+            compare(cell, *map(int, size.split("x")), arguments.alone)
 
 
 if __name__ == "__main__":

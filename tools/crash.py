@@ -96,7 +96,7 @@ class Boundaries:
 
         for name in ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir"):
             setattr(os, name, self.around(getattr(os, name)))
-        create, save, append = files.open_new, RunFolder.save, json_rows.JsonRows.append
+        create, save, write = files.open_new, RunFolder.save, json_rows.JsonRows.write
 
         class Half:
             """A file that can be caught with half of its content written."""
@@ -125,14 +125,14 @@ class Boundaries:
             save(folder, *run)
             self.saving = False
 
-        def appending(rows: Any, row: Any) -> None:
-            append(rows, row)
-            if rows.bytes % 7 == 0:  # now and then a row is on the disk in half
+        def writing(rows: Any, given: Any) -> None:
+            write(rows, given)
+            if rows.written % 7 == 0:  # now and then a row is on the disk in half
                 rows.file.flush()
 
         files.open_new = self.around(Half)  # type: ignore[assignment]
         RunFolder.save = saving  # type: ignore[method-assign]
-        json_rows.JsonRows.append = appending  # type: ignore[method-assign]
+        json_rows.JsonRows.write = writing  # type: ignore[method-assign]
 
 
 def die(k: int, scope: str, command: list[str]) -> None:
