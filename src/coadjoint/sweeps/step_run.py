@@ -81,7 +81,9 @@ class StepFunctionRun:
         x = torch.cat(states)
         if checked:
             refuse_nonfinite(rows, x)
-        graph = RunGraph(states) if x.requires_grad and x0.numel() > SMALL else None
+        # On a GPU this was not measured.
+        by_graph = x.requires_grad and x0.numel() > SMALL and not x.is_cuda
+        graph = RunGraph(states) if by_graph else None
         return StepFunctionRun(step, rows, drive, x, last_states(rows, states), graph=graph)
 
     @property
