@@ -94,7 +94,9 @@ INLINE real power_of_two(long k) {
         if (j < n) { const long l = n - j; does; } \
     }
 
-INLINE vec all(real c) { return (vec){0} + c; }
+/* c in every lane. Not 0 + c: compilers must keep that sum, since it turns -0 into 0, and the copies of a number in
+   memory then take instructions that Intel's processors run in place of multiply-adds. */
+INLINE vec all(real c) { return c - (vec){0}; }
 INLINE vec pick(ivec yes, vec a, vec b) { return (vec)(((ivec)a & yes) | ((ivec)b & ~yes)); }
 INLINE vec magnitude(vec a) { return (vec)((ivec)a & ~((ivec){0} + ((bits)1 << (8 * sizeof(real) - 1)))); }
 /* a b + c, rounded once. Every compiler is told the instruction: gcc 13 leaves a loop over the lanes in 16 pieces, which
