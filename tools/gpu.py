@@ -81,6 +81,10 @@ SIZES = {  # (samples of each step, d)
     "both": ([900, 500], 200),
     "several": ([9, 8, 8, 4, 2], 260),  # more units than one multiprocessor holds
     "long": ([3] * 150 + [2] * 83, 6),
+    "wide": ([64] * 4 + [40, 9], 512),  # tensor cores, one item a step and several
+    "odd": ([70, 70, 30], 510),
+    "batch": ([256, 256, 130], 512),
+    "1024": ([64] * 3, 1024),
 }
 WIDE = [  # (cell, size, dtype, sources)
     *((name, size, F32 if (i + j) % 2 else F64, SOME)
@@ -89,6 +93,9 @@ WIDE = [  # (cell, size, dtype, sources)
     *(("elman", size, F64, SOME) for size in ("127", "500", "many")),
     ("gru", "several", F32, SOME), ("gru", "both", F32, SOME), ("pair", "several", F64, SOME),
     ("odd", "127", F32, SOME),
+    ("lstm", "wide", F32, SOME), ("gru", "odd", F32, SOME), ("gru", "batch", F32, SOME),
+    ("elman", "1024", F32, SOME), ("mixed", "wide", F32, SOME), ("lstm", "1024", F32, SOME),
+    ("lstm", "batch", F32, EVERY),
     ("lstm", "ragged", F32, EVERY), ("elman", "several", F32, EVERY), ("pair", "many", F32, EVERY),
 ]  # fmt: skip
 NARROW = [  # where each kernel takes seconds to compile
@@ -301,6 +308,8 @@ REPEATED = [  # (cell, samples of each step, d, what the geometry shows)
     ("elman", [1100] * 4, 64, lambda g: g.parts == 1 < g.blocks),
     ("lstm", [8] * 10, 300, lambda g: g.parts > 1),
     ("gru", [900, 900, 500, 7], 200, lambda g: g.parts > 1 and g.blocks > 1),
+    ("lstm", [64] * 10 + [50, 9], 512, lambda g: g.tensor and g.blocks == 1),
+    ("gru", [256] * 4, 512, lambda g: g.tensor and g.blocks > 1),
 ]
 
 

@@ -76,7 +76,7 @@ struct Barrier {
     if (broken) { pthread_cond_broadcast(&turn); leave(); }
   }
 };
-struct Warp { Barrier barrier; double lanes[32]; };
+struct Warp { Barrier barrier; double lanes[32]; unsigned factors[32][6]; };
 struct Block { Barrier barrier; Warp* warps; unsigned char* memory; };
 static thread_local Block* block;
 
@@ -104,11 +104,33 @@ static unsigned __reduce_max_sync(unsigned, unsigned y) {
     return top;
   });
 }
+static int __ffs(int y) { return __builtin_ffs(y); }
 static void atomicMax(unsigned* p, unsigned y) {
   unsigned old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
   const int order = __ATOMIC_SEQ_CST;
   while (old < y && !__atomic_compare_exchange_n(p, &old, y, false, order, order)) {}
 }
+// sum [16, 8] += a [16, 8] b [8, 8], with the entries where the lanes of a tensor core have them
+static void emulated_multiply(float* sum, const unsigned* a, const unsigned* b) {
+  Warp& w = block->warps[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32;
+  memcpy(w.factors[lane], a, 4 * sizeof(unsigned));
+  memcpy(w.factors[lane] + 4, b, 2 * sizeof(unsigned));
+  w.barrier.wait();
+  for (int i = 0; i < 4; i++) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    double y = sum[i];
+    for (int k = 0; k < 8; k++) {
+      const unsigned f = w.factors[row % 8 * 4 + k % 4][k / 4 * 2 + row / 8];
+      const unsigned g = w.factors[column * 4 + k % 4][4 + k / 4];
+      y += (double)bits<float>(f & ~0x1fffu) * bits<float>(g & ~0x1fffu);
+    }
+    sum[i] = y;
+  }
+  w.barrier.wait();
+}
+#define EMULATED
+#define SYNC_WARP() block->warps[threadIdx.x / 32].barrier.wait()
 #define KERNEL(name) static void name(const Args& a)
 #define SHARED_MEMORY unsigned char* shared = block->memory
 """
@@ -180,11 +202,18 @@ class Mode:
     traffic: int = geometry.TRAFFIC
     warps: int = 1
     processors: int = 4
+    tensor_weights: tuple = ()  # no tensor cores
+    layout: geometry.Geometry | None = None  # of every network, in place of the chosen one
+
+    def choose(self, *given):
+        """The geometry of a network on this chip."""
+        return self.layout or CACHES[0](*given)
 
 
 MODULES = (driver, geometry, source, cuda_engine)
 CACHES = (
     geometry.choose_geometry,
+    geometry.choose_plain,
     geometry.cheapest_tile,
     geometry.place_weights,
     source.kernel_source,
@@ -213,8 +242,8 @@ def install(monkeypatch, mode):
     forget()
     patches = {
         "WEIGHTS": mode.weights, "SHARED": mode.shared, "ROWS": mode.rows, "TRAFFIC": mode.traffic,
-        "Launch": Emulated,
-        "choose_geometry": functools.partial(CACHES[0], warps=mode.warps),
+        "WARPS": mode.warps, "TENSOR_WEIGHTS": mode.tensor_weights, "Launch": Emulated,
+        "choose_geometry": mode.choose,
         "processor_count": lambda device: mode.processors,
         "shared_memory_limit": lambda device: geometry.LIMIT,
         "load_function": lambda text, name, device, shared: compiled(HEAD + text + POINTS),

@@ -23,6 +23,7 @@ from coadjoint.sweeps import checks, pointwise, slopes
 from coadjoint.sweeps.engines import resolve
 from coadjoint.sweeps.engines.cuda import capture, driver, geometry, source
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
+from coadjoint.sweeps.engines.cuda.geometry import Geometry
 from coadjoint.sweeps.engines.eager import fused
 from coadjoint.sweeps.plan import settle_checks
 from compare import close
@@ -45,6 +46,7 @@ SIZES = {  # (samples of each step, d)
     "twelve": ([7, 7, 7, 3], 12),  # four float32 at a time
     "31": ([5, 4, 2], 31),
     "33": ([3] * 3, 33),
+    "groups": ([19, 18, 9], 20),
 }
 SOME = {"adjoint": ("s sa", "s_last link", "s s_last k_last scaled"), "tangent": ("g ga link",)}
 EVERY = {"adjoint": (*ADJOINT, *SCALED), "tangent": TANGENT}
@@ -75,7 +77,20 @@ MODES = {  # of (cell, d, size of a number): a chip, and what the geometry must 
     "parts": (lambda *given: tight(*given, rows=8), lambda g: g.blocks == 1 < g.parts),
     "parts, blocks": (lambda *given: tight(*given, rows=1), lambda g: g.parts > 1 and g.blocks > 1),
     "too large": (lambda *_: Mode(weights=16, shared=0, processors=1), lambda g: g is None),
-    "too busy": (lambda *given: tight(*given, traffic=0), lambda g: g.parts > 1),
+    "too busy": (lambda *given: tight(*given, traffic=0), lambda g: g is None),
+    "tensor": (lambda *_: Mode(layout=Geometry(33, 1, 1, 8, 1, 2, 288)), lambda g: g.tensor),
+    "tensor, shared": (
+        lambda *_: Mode(layout=Geometry(11, 3, 1, 8, 1, 1, 96)),  # units that fill no tile
+        lambda g: g.tensor and g.parts == 3,
+    ),
+    "tensor, blocks": (
+        lambda *_: Mode(layout=Geometry(10, 2, 2, 8, 2, 2, 256)),
+        lambda g: g.tensor and g.blocks == 2,
+    ),
+    "tensor, 16": (
+        lambda *_: Mode(layout=Geometry(7, 3, 2, 16, 1, 2, 256)),
+        lambda g: g.tensor and g.rows == 16,
+    ),
 }
 CASES = [  # (cell, mode, size, dtype): every cell, mode, size and type; the rest is in MORE
     ("elman", "on chip", "one", F32),
@@ -90,6 +105,8 @@ CASES = [  # (cell, mode, size, dtype): every cell, mode, size and type; the res
     ("lstm-1997-truncated", "parts", "small", F32),
     *((name, "too large", "31", F64) for name in CELLS if name != "diagonal"),
     ("lstm", "too busy", "33", F32),
+    ("lstm", "tensor", "33", F32), ("gru", "tensor, shared", "33", F32),
+    ("mixed", "tensor, blocks", "groups", F32), ("elman", "tensor, 16", "groups", F32),
 ]  # fmt: skip
 MORE = [
     ("elman", "parts", "33", F64), ("lstm", "blocks", "twelve", F32),
@@ -105,6 +122,8 @@ MORE = [
     ("pair", "blocks", "three", F64),
     ("diagonal", "on chip", "31", F64),
     ("mixed", "on chip", "three", F32),
+    ("gru", "tensor", "33", F32), ("pair", "tensor, shared", "33", F32),
+    ("lstm", "tensor, 16", "groups", F32), ("odd", "tensor, blocks", "groups", F32),
 ]  # fmt: skip
 CASES += [pytest.param(*case, marks=pytest.mark.thorough) for case in MORE]
 ALL = [
@@ -271,6 +290,7 @@ def test_every_entry_of_W_belongs_to_one_thread(warps):
 
 
 CHIP = 227 << 10  # bytes of shared memory that a block may take on the devices this is made for
+KERNELS = {"forward": (), "adjoint": (True,) * 5, "tangent": (True,) * 3}  # and all their options
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -282,27 +302,50 @@ def test_every_unit_of_every_sample_has_one_place(name):
     for d, B, dtype, processors in itertools.product(
         (1, 2, 3, 31, 33, 127, 128, 500, 1024), (1, 3, 64, 1000), (F32, F64), (8, 132)
     ):
-        g = geometry.choose_geometry(cell, d, B, dtype.itemsize, processors)
-        if g is None:
-            assert (
-                d * d * len(cell.gates) * len(cell.read) * dtype.itemsize
-                > processors * geometry.WARPS * 32 * geometry.WEIGHTS / 4
-            )
-            continue
-        assert (g.parts - 1) * g.units < d <= g.parts * g.units
-        assert (g.groups - 1) * g.rows * g.blocks < B <= g.groups * g.rows * g.blocks
-        assert g.parts == 1 or g.groups * g.parts <= processors
-        for kernel, options in (
-            ("forward", ()),
-            ("adjoint", (True,) * 5),
-            ("tangent", (True,) * 3),
-        ):
-            assert source.kernel_source(kernel, cell, g, d, dtype, True, *options)[1] <= CHIP, (
-                kernel,
-                d,
-                B,
-                g,
-            )
+        for kernel, options in KERNELS.items():
+            backwards = kernel == "adjoint"
+            chip = (dtype.itemsize, processors, CHIP)
+            g = geometry.choose_geometry(cell, d, B, *chip, backwards)
+            if g is None:
+                g = geometry.choose_plain(cell, d, B, *chip)
+                if g is None:
+                    entries = d * d * len(cell.gates) * len(cell.read)
+                    held = processors * geometry.WARPS * 32 * geometry.WEIGHTS
+                    assert entries * dtype.itemsize > held / 4
+                    continue
+                # the blocks would read too much, or wait for each other in items
+                busy = geometry.traffic(cell, d, B, g, dtype.itemsize, backwards)
+                assert busy > geometry.TRAFFIC or min(g.parts, g.blocks) > 1
+            assert (g.parts - 1) * g.units < d <= g.parts * g.units
+            assert (g.groups - 1) * g.rows * g.blocks < B <= g.groups * g.rows * g.blocks
+            assert g.parts == 1 or g.groups * g.parts <= processors
+            _, shared = source.kernel_source(kernel, cell, g, d, dtype, True, *options)
+            assert shared <= CHIP, (kernel, d, B, g)
+
+
+H200 = (132, CHIP)
+
+
+def test_tensor_cores_multiply_where_a_step_would_wait_in_several_items():
+    """By the cases that were measured on an H200; float64 has no tensor cores here."""
+
+    def choose(name, d, B, size=4, backwards=False):
+        return geometry.choose_geometry(co.cells.named(name), d, B, size, *H200, backwards)
+
+    for name, d, B in (
+        ("lstm", 512, 64),
+        ("gru", 512, 64),
+        ("elman", 1024, 64),
+        ("lstm", 256, 512),
+    ):
+        assert choose(name, d, B).tensor, (name, d, B)
+        assert choose(name, d, B, backwards=True).tensor, (name, d, B)
+    for name, d, B in (("lstm", 128, 64), ("lstm", 256, 64), ("gru", 256, 64), ("elman", 512, 64)):
+        assert not choose(name, d, B).tensor, (name, d, B)
+    for name, d, B in (("lstm", 768, 64), ("gru", 1024, 64), ("lstm", 512, 256)):
+        assert choose(name, d, B).tensor, (name, d, B)
+        assert choose(name, d, B, backwards=True) is None  # a product by the library is faster
+    assert not choose("elman", 512, 64, size=8).tensor
 
 
 @pytest.mark.parametrize("kernel", ["forward", "adjoint"])

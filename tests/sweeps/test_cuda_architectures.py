@@ -62,14 +62,16 @@ KERNELS = {"forward": (), "adjoint": (True,) * 5, "tangent": (True,) * 3}  # and
 SAMPLES = 64
 TYPES = {"float32": F32, "float64": F64}
 CASES = list(itertools.product(COMPILED, FAMILIES, (50, 128, 256), TYPES, KERNELS))
+TENSOR = list(itertools.product(COMPILED, ("elman", "lstm", "gru", "mixed"), (510, 512), KERNELS))
 
 
 def cell_named(name):
     return (CELLS | NEWER)[name]
 
 
-def lay_out(cell, d, B, dtype, chip):
-    return geometry.choose_geometry(cell, d, B, dtype.itemsize, chip.processors, chip.limit)
+def lay_out(cell, d, B, dtype, chip, kernel="forward"):
+    given = (dtype.itemsize, chip.processors, chip.limit, kernel == "adjoint")
+    return geometry.choose_geometry(cell, d, B, *given)
 
 
 class Resources(NamedTuple):
@@ -123,15 +125,15 @@ def test_a_layout_fits_the_chip_it_is_made_for(name, chip):
     cell, chip = cell_named(name), CHIPS[chip]
     laid = 0
     for d, B, dtype in itertools.product((1, 50, 128, 256, 512, 1024), (1, 20, 256), (F32, F64)):
-        g = lay_out(cell, d, B, dtype, chip)
-        if g is None:  # one product per step
-            continue
-        laid += 1
-        assert g.parts == 1 or g.parts * g.groups <= chip.processors, (d, B, g)
         for kernel, options in KERNELS.items():
+            g = lay_out(cell, d, B, dtype, chip, kernel)
+            if g is None:  # one product per step
+                continue
+            laid += 1
+            assert g.parts == 1 or g.parts * g.groups <= chip.processors, (d, B, g)
             _, shared = source.kernel_source(kernel, cell, g, d, dtype, True, *options)
             assert shared <= chip.limit, (kernel, d, B, g)
-    assert laid >= 18  # all of them up to 128 units
+    assert laid >= 54  # all of them up to 128 units
 
 
 @pytest.mark.parametrize("name", ["lru", "unicornn", "minlstm"])
@@ -148,12 +150,37 @@ def test_cells_without_W_fit_at_any_width(name):
 @needs_nvcc
 def test_a_kernel_compiles_and_its_launch_would_be_accepted(chip, name, d, dtype, kernel, tmp_path):
     cell, chip, dtype = cell_named(name), CHIPS[chip], TYPES[dtype]
-    g = lay_out(cell, d, SAMPLES, dtype, chip)
+    g = lay_out(cell, d, SAMPLES, dtype, chip, kernel)
+    if g is None:
+        pytest.skip("a product for each step is faster")
     text, shared = source.kernel_source(kernel, cell, g, d, dtype, False, *KERNELS[kernel])
     used = compile_for(chip.arch, source.PREFACE + text, tmp_path)
     assert resident_blocks(used, 32 * g.warps, shared, chip) >= 1, (used, g, shared)
     if dtype == F32:  # W stays in registers, 512 bytes of a thread; float64 spills, everywhere
         assert used.spilled + used.stack <= IN_MEMORY, (used, g)
+
+
+@pytest.mark.parametrize(("chip", "name", "d", "kernel"), one_in(8, TENSOR))
+@pytest.mark.slow
+@needs_nvcc
+def test_a_kernel_for_tensor_cores_compiles(chip, name, d, kernel, tmp_path):
+    """The fastest layout for tensor cores, whether or not it would be chosen."""
+    cell, chip, backwards = cell_named(name), CHIPS[chip], kernel == "adjoint"
+    candidates = geometry.tensor_geometries(
+        cell, d, SAMPLES, chip.processors, chip.limit, backwards
+    )
+    g = min(
+        candidates,
+        key=lambda g: geometry.tensor_time(cell, d, SAMPLES, backwards, g),
+        default=None,
+    )
+    if g is None:
+        pytest.skip("W does not fit")
+    text, shared = source.kernel_source(kernel, cell, g, d, F32, False, *KERNELS[kernel])
+    used = compile_for(chip.arch, source.PREFACE + text, tmp_path)
+    assert resident_blocks(used, 32 * g.warps, shared, chip) >= 1, (used, g, shared)
+    if d % 4 == 0:  # else numbers are read one by one, and registers do not hold them all
+        assert used.spilled <= 4 * IN_MEMORY, (used, g)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

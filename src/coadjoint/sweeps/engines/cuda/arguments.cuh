@@ -10,7 +10,6 @@
 #define ON_CHIP (BLOCKS == 1)
 #define EXCHANGED (P > 1 || !ON_CHIP)
 #define NT (32 * WC * WK)
-#define IP (WK * LK * KC)                 // the inner length, as the tile covers it
 #define EPT ((R * U + NT - 1) / NT)       // entries of an item that a thread computes
 #define NONE (-(1 << 28))
 
@@ -111,3 +110,11 @@ __device__ __forceinline__ Entry entry(const Args& a, const Item& m, int e, int 
   return y;
 }
 
+// ---- which part of W
+
+__device__ __forceinline__ real weight(const real* W, int in, int outer, int part, bool transposed) {
+  // outer = block of W (gate, or read) * U + the unit's number
+  const int unit = part * U + outer % U, which = outer / U;
+  if (outer >= OUTER || unit >= D || in >= INNER) return 0;
+  return transposed ? W[(long long)in * (NR * D) + which * D + unit] : W[(long long)(which * D + unit) * (NR * D) + in];
+}

@@ -34,8 +34,8 @@ from .driver import (
     processor_count,
     shared_memory_limit,
 )
-from .geometry import TRAFFIC, Geometry, choose_geometry
-from .source import MARK, SOURCES, pointwise_source
+from .geometry import Geometry, choose_geometry
+from .source import MARK, pointwise_source
 
 INTEGER_ARRAYS = {
     "K": torch.int32,
@@ -82,22 +82,29 @@ def explain(cell: Cell, hidden: int, batch: int, dtype: torch.dtype = torch.floa
     """How a network of `hidden` units lies on the first GPU, in words."""
     size = dtype.itemsize
     processors = processor_count(0)
-    g = choose_geometry(cell, hidden, batch, size, processors, shared_memory_limit(0))
+    limit = shared_memory_limit(0)
+    layouts = {}
+    for backwards, loops in ((False, "forward and tangent"), (True, "adjoint")):
+        g = choose_geometry(cell, hidden, batch, size, processors, limit, backwards)
+        layouts[loops] = describe_geometry(g)
+    texts = list(dict.fromkeys(layouts.values()))
+    if len(texts) == 1:
+        return texts[0]
+    return "; ".join(f"{loops}: {text}" for loops, text in layouts.items())
+
+
+def describe_geometry(g: Geometry | None) -> str:
+    """How a network lies on the chip in a loop, in words; None: a product for each step."""
     if g is None:
-        return (
-            f"W does not fit the registers of {processors} multiprocessors: a product for each step"
-        )
-    where = "W in registers and shared memory of one multiprocessor"
+        return "a product for each step"
+    text = "W in registers and shared memory of one multiprocessor"
     if g.parts > 1:
-        where = f"W in registers of {g.parts} multiprocessors"
-    text = f"{where}, {g.groups} groups of {g.rows * g.blocks} samples"
+        place = "registers and shared memory" if g.tensor else "registers"
+        text = f"W in {place} of {g.parts} multiprocessors"
+    text += f", {g.groups} groups of {g.rows * g.blocks} samples"
     if g.blocks > 1:
         text += f" in {g.blocks} items a step"
-    # Loops that read too much at a step to be one kernel.
-    by_steps = [name for name in SOURCES if exceeds_traffic(name, cell, hidden, batch, size, g)]
-    if by_steps:
-        text += f"; a product for each step of {', '.join(by_steps)}"
-    return text
+    return f"{text}, tensor cores" if g.tensor else text
 
 
 def array_sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
@@ -213,22 +220,16 @@ def make_launch(
     cell = plan.cell
     B = plan.rows.B
     d = width // len(cell.slots)
-    size = like.element_size()
+    g = device_geometry(cell, d, B, like, name == "adjoint")
+    return None if g is None else Launch(plan, like, d, g)
+
+
+def device_geometry(cell: Cell, d: int, B: int, like: Tensor, backwards: bool) -> Geometry | None:
+    """How B samples of d units lie on the device of the tensor `like`, in numbers of its type."""
     device = like.get_device()
-    g = choose_geometry(cell, d, B, size, processor_count(device), shared_memory_limit(device))
-    if g is None or exceeds_traffic(name, cell, d, B, size, g):
-        return None
-    return Launch(plan, like, d, g)
-
-
-def exceeds_traffic(name: str, cell: Cell, d: int, B: int, size: int, g: Geometry) -> bool:
-    """Whether blocks would read so much at a step that a product by the library is faster.
-
-    Each of g.parts blocks reads all `inner` values of its samples, which W multiplies. size: bytes
-    of a number.
-    """
-    inner = d * len(cell.gates if name == "adjoint" else cell.read)
-    return g.parts > 1 and B * g.parts * inner * size > TRAFFIC
+    processors = processor_count(device)
+    limit = shared_memory_limit(device)
+    return choose_geometry(cell, d, B, like.element_size(), processors, limit, backwards)
 
 
 def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
@@ -237,13 +238,8 @@ def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
     Not where the blocks of one wait for each other: those that run might wait for others that
     have no room because of the second sweep.
     """
-    size = like.element_size()
-    device = like.get_device()
-    g = choose_geometry(cell, d, B, size, processor_count(device), shared_memory_limit(device))
-    if g is None or g.parts == 1:  # no kernel at all, or one whose blocks need no other's values
-        return True
-    # Sweeps with too much traffic do not run as one kernel (make_launch), so no block waits.
-    return all(exceeds_traffic(name, cell, d, B, size, g) for name in ("forward", "adjoint"))
+    layouts = [device_geometry(cell, d, B, like, backwards) for backwards in (False, True)]
+    return all(g is None or g.parts == 1 for g in layouts)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +19,22 @@ WEIGHTS = 512  # bytes of W that a thread keeps in registers
 SHARED = 180 << 10  # bytes of W in shared memory, where that keeps a network on one multiprocessor
 WARPS = 8  # of a block
 ROWS = 4  # samples of an item, twice as many for cells of several gates
+TENSOR_WEIGHTS = (256, 320, 384)  # the same for tensor cores: the fewest that fit
+TENSOR_REGISTERS = 120  # of W, its sums and its factors, beside which a step has room for its own
 TRAFFIC = 14 << 20  # bytes that all blocks read per step; above it one product per step is faster
+# Microseconds on an H200, fitted to steps of 256 to 1,024 units and 64 to 512 samples.
+# With tensor cores: for a step and for each further item; for each instruction of a warp; how many
+# bytes all blocks read in one; and a factor for units that fill no vectors, or not all blocks.
+TENSOR_STEP = 2.0
+TENSOR_ITEM = 1.0
+TENSOR_INSTRUCTION = 0.009
+TENSOR_TRAFFIC = 1.8e6
+TENSOR_UNEVEN = 1.5
+# With one product per step: for a step, what an adjoint step takes beside that, and how many
+# operations the product does in one.
+PRODUCT_STEP = 12.0
+PRODUCT_BACK = 3.0
+PRODUCT_RATE = 32e6
 LIMIT = 227 << 10  # bytes of shared memory that a block may have on a Hopper GPU
 
 
@@ -35,6 +51,28 @@ class Tile:
     LK: int
     WC: int
     WK: int
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """What product.cuh is told of it."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class TensorTile:
+    """Which part of W a warp has for tensor cores: MT x 16 outer entries, CHUNKS x 16 inner ones.
+
+    All warps of a block (WK) have the same outer entries.
+    """
+
+    MT: int
+    CHUNKS: int
+    WK: int
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """What tensor_product.cuh is told of it."""
+        return {**vars(self), "WC": 1}
 
 
 @functools.cache
@@ -86,22 +124,23 @@ class Geometry:
     rows: int  # samples of an item
     blocks: int  # items of a step
     warps: int
+    tensor: int = 0  # bytes of W that a thread keeps in registers for tensor cores; 0: without
 
 
 @functools.cache
-def choose_geometry(
-    cell: Cell, d: int, B: int, size: int, processors: int, limit: int = LIMIT, warps: int = WARPS
+def choose_plain(
+    cell: Cell, d: int, B: int, size: int, processors: int, limit: int
 ) -> Geometry | None:
-    """The geometry with the fewest parts that fits; None if none does.
+    """The geometry for multiply-adds with the fewest parts that fits; None if none does.
 
     Fewer parts mean fewer blocks that wait for each other's values. The batch is spread over as
     many groups as the chip has room for; -(-a // b) is a / b rounded up.
 
     d: units; B: samples; size: bytes of a number; processors: multiprocessors of the chip;
-    limit: bytes of shared memory that a block may have; warps: of a block.
+    limit: bytes of shared memory that a block may have.
     """
     if not cell.read:  # no W: every sample is a group of one block
-        return Geometry(d, 1, B, 1, 1, min(warps, -(-d // 32)))
+        return Geometry(d, 1, B, 1, 1, min(WARPS, -(-d // 32)))
     # Samples of an item, at most.
     most_rows = ROWS if len(cell.gates) < 3 else 2 * ROWS
     for parts in range(1, min(d, processors) + 1):
@@ -112,22 +151,106 @@ def choose_geometry(
         blocks = -(-samples // most_rows)  # items that they are cut into
         rows = -(-samples // blocks)  # samples of an item
         groups = -(-B // (rows * blocks))
-        g = Geometry(units, needed_parts, groups, rows, blocks, warps)
+        g = Geometry(units, needed_parts, groups, rows, blocks, WARPS)
         # W must fit for the forward and the tangent loop, and W' for the adjoint.
-        ahead = place_weights(cell, d, g, size, False)
-        back = place_weights(cell, d, g, size, True)
-        if ahead is None or back is None:
-            continue
-        if ahead.shared <= limit and back.shared <= limit:
+        # W must fit for the forward and the tangent loop, and W' for the adjoint.
+        if all(fits(cell, d, g, size, limit, backwards) for backwards in (False, True)):
             return g
     return None
 
 
-class WeightPlacement(NamedTuple):
-    """Where a block keeps its part of W: a tile for each thread."""
+def fits(cell: Cell, d: int, g: Geometry, size: int, limit: int, backwards: bool) -> bool:
+    """Whether W fits, or W' if backwards; limit: bytes of shared memory that a block may have."""
+    placement = place_weights(cell, d, g, size, backwards)
+    return placement is not None and placement.shared <= limit
 
-    shape: Tile
-    keep: int  # inner entries of the tile in registers; the others are in shared memory
+
+def traffic(cell: Cell, d: int, B: int, g: Geometry, size: int, backwards: bool) -> int:
+    """Bytes that all blocks read of each other at a step: all values that W multiplies, each."""
+    if g.parts == 1:
+        return 0
+    return B * g.parts * d * len(cell.gates if backwards else cell.read) * size
+
+
+def tensor_geometries(
+    cell: Cell, d: int, B: int, processors: int, limit: int, backwards: bool
+) -> Iterator[Geometry]:
+    """The geometries for tensor cores that fit, in float32.
+
+    For each number of parts, as many groups as the chip has room for, and items of 8 to 32 samples.
+    """
+    for parts in range(1, min(d, processors) + 1):
+        units = -(-d // parts)
+        if parts != -(-d // units):  # the last parts would be without units
+            continue
+        most_groups = min(-(-B // 8), processors // parts)
+        samples = -(-B // most_groups)  # of a group
+        for rows in (8, 16, 24, 32):
+            blocks = -(-samples // rows)
+            groups = -(-B // (rows * blocks))
+            for kept in TENSOR_WEIGHTS:
+                g = Geometry(units, parts, groups, rows, blocks, WARPS, kept)
+                if fits(cell, d, g, 4, limit, backwards):
+                    yield g
+                    break
+
+
+def tensor_time(cell: Cell, d: int, B: int, backwards: bool, g: Geometry) -> float:
+    """About how long a step takes with tensor cores, in microseconds."""
+    placement = place_weights(cell, d, g, 4, backwards)
+    assert placement is not None
+    assert isinstance(placement.shape, TensorTile)
+    # For each tile of 16 x 16 entries of W and of 8 samples, a warp has six instructions.
+    tiles = placement.shape.MT * placement.shape.CHUNKS * (g.rows // 8)
+    time = TENSOR_STEP + TENSOR_ITEM * (g.blocks - 1)
+    time += 6 * tiles * g.blocks * TENSOR_INSTRUCTION
+    time += traffic(cell, d, B, g, 4, backwards) / TENSOR_TRAFFIC
+    is_even = d % g.units == 0 and g.units % 4 == 0
+    return time if is_even else time * TENSOR_UNEVEN
+
+
+def product_time(cell: Cell, d: int, B: int, backwards: bool) -> float:
+    """About how long a step takes with one product by a library, in microseconds."""
+    operations = 2 * B * d * d * len(cell.gates) * len(cell.read)
+    return PRODUCT_STEP + PRODUCT_BACK * backwards + operations / PRODUCT_RATE
+
+
+@functools.cache
+def choose_geometry(
+    cell: Cell,
+    d: int,
+    B: int,
+    size: int,
+    processors: int,
+    limit: int = LIMIT,
+    backwards: bool = False,
+) -> Geometry | None:
+    """How a network lies on the chip; None where one product for each step is faster.
+
+    Tensor cores multiply where multiply-adds would take a step in several items, each of which
+    waits for other blocks.
+
+    d: units; B: samples; size: bytes of a number; processors: multiprocessors of the chip;
+    limit: bytes of shared memory that a block may have; backwards: for the adjoint loop.
+    """
+    plain = choose_plain(cell, d, B, size, processors, limit)
+    waits = plain is None or min(plain.parts, plain.blocks) > 1
+    if size == 4 and cell.read and waits:
+        time = functools.partial(tensor_time, cell, d, B, backwards)
+        candidates = tensor_geometries(cell, d, B, processors, limit, backwards)
+        best = min(candidates, key=time, default=None)
+        if best is not None:
+            return best if time(best) < product_time(cell, d, B, backwards) else None
+    if plain is None or traffic(cell, d, B, plain, size, backwards) > TRAFFIC:
+        return None
+    return plain
+
+
+class WeightPlacement(NamedTuple):
+    """Where a block keeps its part of W: a tile for each thread, or for each warp."""
+
+    shape: Tile | TensorTile
+    keep: int  # inner entries, or chunks, of the tile in registers; the others: shared memory
     inner: int
     outer: int
     shared: int  # bytes of shared memory, with the values that W multiplies and the sums
@@ -148,6 +271,8 @@ def place_weights(
         outer = len(cell.read) * g.units
     if not cell.read:
         outer = 0  # no product: sums of it would take room that many units do not leave
+    if g.tensor:
+        return place_for_tensor_cores(inner, outer, g)
     most = WEIGHTS // size  # entries of W that a thread may have
     if g.parts == 1:
         most += SHARED // (32 * g.warps * size)  # its share of the shared memory
@@ -160,7 +285,33 @@ def place_weights(
     # What W multiplies and the sums of each WK, for each sample; then the weights not in registers.
     values = g.rows * shape.WK * (shape.LK * shape.KC + max(1, outer))
     values += (shape.KC - keep) * shape.CC * 32 * g.warps
-    # Beside the values, as integers: the largest exponents of lam of four items and of the whole
-    # group, and the exponents of the group's samples; 16 bytes for alignment.
-    shared = size * values + 4 * (5 * g.rows + g.rows * g.blocks) + 16
-    return WeightPlacement(shape, keep, inner, max(1, outer), shared)
+    return WeightPlacement(shape, keep, inner, max(1, outer), size * values + integers(g))
+
+
+def integers(g: Geometry) -> int:
+    """Bytes of shared memory for integers, and 16 for alignment.
+
+    The largest exponents of lam of four items and of the whole group, and the exponents of the
+    group's samples.
+    """
+    return 4 * (5 * g.rows + g.rows * g.blocks) + 16
+
+
+def place_for_tensor_cores(inner: int, outer: int, g: Geometry) -> WeightPlacement | None:
+    """Where a block keeps its part of W for tensor cores, in float32; None if it does not fit.
+
+    inner, outer: the block's sums are over `inner` entries, and there are `outer` of them.
+    """
+    shape = TensorTile(-(-outer // 16), -(-inner // (16 * g.warps)), g.warps)
+    most = g.tensor // 4 // (8 * shape.MT)  # chunks that a thread keeps in registers
+    if most == 0:
+        return None
+    samples = g.rows // 8
+    if g.tensor // 4 + (4 * shape.MT + 8) * samples > TENSOR_REGISTERS:
+        return None
+    keep = min(shape.CHUNKS, most)
+    # As in tensor_product.cuh: IP, MORE and SUMS.
+    values = g.rows * (16 * shape.CHUNKS * g.warps + 16)
+    values += (shape.CHUNKS - keep) * shape.MT * 8 * 32 * g.warps
+    values += g.warps * g.rows * (16 * shape.MT + 4)
+    return WeightPlacement(shape, keep, inner, outer, 4 * values + integers(g))

@@ -7,7 +7,9 @@ KERNEL(forward) {
   const auto from = [&](const Item& m) {
     return [&](int r, int unit, int s) { return READS_SLOT(s) ? a.X + (m.before + m.row + r) * (S * D) + s * D + unit : nullptr; };
   };
+#if !COPIES_STATES
   Gather<S, D> gather;
+#endif
   real x[EPT][S], p[EPT][NP + 1], ahead[AHEAD][EPT][NSTREAM + 1];
 #pragma unroll
   for (int e = 0; e < EPT; e++) {
@@ -49,6 +51,10 @@ KERNEL(forward) {
       }
     }
     if (NR) {
+#if COPIES_STATES
+      if (EXCHANGED) copy_values<D>(h, there(m), [&](int r, int unit) { return from(m)(r, unit, READS_ONE); });
+      __syncthreads();
+#else
       if (EXCHANGED) {
         gather.take(i && !ON_CHIP, there(m), from(m), [&](int r, int unit, const real (*z)[S]) {
           real q[VEC][NR + 1];
@@ -63,6 +69,7 @@ KERNEL(forward) {
         const Item n = item(a, i + 1, steps, first, false);
         gather.see(0, there(n), from(n));
       }
+#endif
       weights.product(mine, h, sums);
       __syncthreads();
     }
@@ -105,7 +112,9 @@ KERNEL(tangent) {
   const auto from = [&](const Item& m) {
     return [&](int r, int unit, int s) { return ALONG_SLOT(s) ? a.MU + (m.before + m.row + r) * (S * D) + s * D + unit : nullptr; };
   };
+#if !COPIES_STATES
   Gather<S, D> gather;
+#endif
   real mu[EPT][S], p[EPT][NP + 1], ahead[AHEAD][EPT][NSTREAM + 1];
 #pragma unroll
   for (int e = 0; e < EPT; e++) {
@@ -151,6 +160,10 @@ KERNEL(tangent) {
       }
     }
     if (NR) {
+#if COPIES_STATES
+      if (EXCHANGED) copy_values<D>(h, there(m), [&](int r, int unit) { return from(m)(r, unit, READS_ONE); });
+      __syncthreads();
+#else
       if (EXCHANGED) {
         real factor[R];
 #pragma unroll
@@ -178,6 +191,7 @@ KERNEL(tangent) {
         const Item n = item(a, i + 1, steps, first, false);
         gather.see(0, there(n), from(n));
       }
+#endif
       weights.product(mine, h, sums);
       __syncthreads();
     }
@@ -274,6 +288,8 @@ __device__ __forceinline__ void first_half(
       if (threadIdx.x % 32 == 0) atomicMax(tops + r, top);
     }
 }
+#define TOP_ROWS ((R + NT / 32 - 1) / (NT / 32))  // samples whose exponent a warp finds, and exponents that a lane reads
+#define TOP_PARTS ((P + 31) / 32)
 #define LEAD (ON_CHIP ? 0 : BLOCKS == 2 ? 1 : 2)  // items by which first halves run ahead of second ones
 KERNEL(adjoint) {
   SHARED();
@@ -281,8 +297,10 @@ KERNEL(adjoint) {
   const auto from = [&](const Item& m) {
     return [&](int r, int index, int) { return (const real*)a.DEL + (m.after - a.B + m.row + r) * (G * D) + index; };
   };
+#if !COPIES
   Gather<1, G * D> gather;
-  unsigned* tops = (unsigned*)(sums + WK * R * OUTER);  // [4, R] the largest exponent of lam in this block, by item
+#endif
+  unsigned* tops = (unsigned*)(sums + SUMS);  // [4, R] the largest exponent of lam in this block, by item
   unsigned* all = tops + 4 * R;                         // [R] and in the group
   int* exponents = (int*)(all + R);                     // [R BLOCKS] of the samples, where the state waits in memory
   for (int i = threadIdx.x; i < 4 * R; i += NT) tops[i] = 0;
@@ -331,28 +349,50 @@ KERNEL(adjoint) {
       for (int l = 0; l < LEAD; l++) halves[l] = halves[l + 1];
       continue;
     }
+    // The exponents of the group's blocks: asked for before the values, which arrive meanwhile.
+    const auto awaits_top = [&](int r) { return r < R && m.t < length(a, m.row + r, end, steps); };
+    const auto top_of = [&](int r, int q) { return (const volatile int*)(a.TOPS + (m.after - a.B + m.row + r) * P + q); };
+    int heard[TOP_ROWS][TOP_PARTS];
+    if (SCALED && P > 1) {
+#pragma unroll
+      for (int j = 0; j < TOP_ROWS; j++)
+#pragma unroll
+        for (int l = 0; l < TOP_PARTS; l++) {
+          const int r = threadIdx.x / 32 + j * (NT / 32), q = threadIdx.x % 32 + l * 32;
+          heard[j][l] = awaits_top(r) && q < P ? *top_of(r, q) : 0;
+        }
+    }
+#if COPIES
+    if (NR && EXCHANGED) copy_values<G * D>(h, there(m), [&](int r, int index) { return from(m)(r, index, 0); });
+#else
     if (NR && EXCHANGED)
       gather.take(i && !ON_CHIP, there(m), from(m), [&](int r, int index, const real (*z)[1]) { put<1>(h + r * IP + index, z, 0); });
+#endif
     if (SCALED && P > 1) {
-      for (int r = threadIdx.x / 32; r < R; r += NT / 32) {
+#pragma unroll
+      for (int j = 0; j < TOP_ROWS; j++) {
+        const int r = threadIdx.x / 32 + j * (NT / 32);
         unsigned top = 0;
-        if (m.t < length(a, m.row + r, end, steps))
-          for (int q = threadIdx.x % 32; q < P; q += 32) {
-            const volatile int* at = (const volatile int*)(a.TOPS + (m.after - a.B + m.row + r) * P + q);
-            int found = *at;
-            for (int spins = 0; found < 0 && spins < SPINS; spins++) { PAUSE(); found = *at; }
-            top = max(top, (unsigned)max(found, 0));
+        if (awaits_top(r))
+#pragma unroll
+          for (int l = 0; l < TOP_PARTS; l++) {
+            const int q = threadIdx.x % 32 + l * 32;
+            if (q >= P) continue;
+            for (int spins = 0; heard[j][l] < 0 && spins < SPINS; spins++) { PAUSE(); heard[j][l] = *top_of(r, q); }
+            top = max(top, (unsigned)max(heard[j][l], 0));
           }
         top = __reduce_max_sync(0xffffffffu, top);
-        if (threadIdx.x % 32 == 0) all[r] = top;
+        if (threadIdx.x % 32 == 0 && r < R) all[r] = top;
       }
     }
     __syncthreads();
     if (SCALED && threadIdx.x < R) tops[(newest + 1) % 4 * R + threadIdx.x] = 0;
+#if !COPIES
     if (NR && EXCHANGED && !ON_CHIP && gather.at_once) {
       const Item q = item(a, i + 1, steps, first, true);
       gather.see(0, there(q), from(q));
     }
+#endif
     if (NR) weights.product(mine, h, sums);
     if (NR || SCALED) __syncthreads();
 #pragma unroll

@@ -1,8 +1,10 @@
 """The kernels' source: what is particular to one cell, and templates (.cuh) that all cells share.
 
-arguments.cuh   the arrays a kernel is given, powers of two, which rows belong to which block
-product.cuh     the product with W, whose parts stay in registers
-loops.cuh       forward, tangent, adjoint
+arguments.cuh        the arrays a kernel is given, powers of two, which rows belong to which block
+product.cuh          the product with W, whose parts stay in registers, by multiply-adds
+tensor_product.cuh   the same by tensor cores, in float32
+exchange.cuh         what blocks read of each other
+loops.cuh            forward, tangent, adjoint
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from ...pointwise import Pointwise
 from ..expressions import adjoint_step, input_groups, tangent_step
 from .geometry import Geometry, place_weights
 
-TEMPLATES = ("arguments.cuh", "product.cuh", "loops.cuh")
+PLAIN = ("arguments.cuh", "product.cuh", "exchange.cuh", "loops.cuh")
+TENSOR = ("arguments.cuh", "tensor_product.cuh", "exchange.cuh", "loops.cuh")
 # An entry of an array that blocks exchange has these bits until it is written: a NaN that no
 # arithmetic makes.
 MARK = {torch.float32: 0x7FA1B2C3, torch.float64: 0x7FF4A1B2C3D4E5F6}
@@ -101,6 +104,7 @@ class KernelSource:
             "NP": len(cell.p),
             "NQ": len(cell.saved_nodes),
             "NEEDS_A": int(cell.needs_a),
+            "READS_ONE": -1 if cell.read_slot is None else cell.read_slot,
         }
 
     def add_input(self, step_input: StepInput) -> int:
@@ -356,20 +360,15 @@ def kernel_source(
     source = SOURCES[name](cell, *options)
     placement = place_weights(cell, d, g, size, name == "adjoint")
     assert placement is not None
-    tile = placement.shape
     entries = -(-g.rows * g.units // (32 * g.warps))  # of an item, for each thread
     # Few inputs, and steps that wait for nobody: they are fetched three steps ahead. They wait in
     # registers, so this is done for at most eight values a step.
     is_light = g.blocks == 1 and g.parts == 1 and entries * len(source.inputs) <= 8
-    # In the templates: KC .. WK and KEEP, what a thread has of W (Tile, WeightPlacement); U units
-    # and P parts, R samples and BLOCKS items (Geometry); AHEAD, steps whose inputs are fetched.
+    # In the templates: KC .. WK and KEEP, what a thread or a warp has of W (Tile, TensorTile and
+    # WeightPlacement); U units and P parts, R samples and BLOCKS items (Geometry); AHEAD, steps
+    # whose inputs are fetched.
     source.defined |= {
-        "KC": tile.KC,
-        "CC": tile.CC,
-        "LC": tile.LC,
-        "LK": tile.LK,
-        "WC": tile.WC,
-        "WK": tile.WK,
+        **placement.shape.macros,
         "D": d,
         "U": g.units,
         "P": g.parts,
@@ -382,12 +381,13 @@ def kernel_source(
         "KEEP": placement.keep,
         "VEC": 4 if size == 4 and d % 4 == 0 else 1,  # numbers read at once, where rows allow it
         "DOUBLE": int(is_double),
+        "TENSOR": int(g.tensor > 0),
         "MARK": f"{MARK[dtype]}LL" if is_double else str(MARK[dtype]),
         "SPINS": 1 << 24,  # tries, after which a block stops waiting: a fault must not hang the GPU
     }
-    arguments, product, loops = map(read_template, TEMPLATES)
+    arguments, product, exchange, loops = map(read_template, TENSOR if g.tensor else PLAIN)
     head = f"typedef {'double' if is_double else 'float'} real;\n"
-    text = head + str(source) + arguments + "AFTER_ARGS\n\n" + product + loops
+    text = head + str(source) + arguments + "AFTER_ARGS\n\n" + product + exchange + loops
     return text, placement.shared
 
 
@@ -401,6 +401,7 @@ PREFACE = """
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(NT, 1) name(const Args a)
 #define SHARED_MEMORY extern __shared__ __align__(16) unsigned char shared[]
 #define PAUSE()
+#define SYNC_WARP() __syncwarp()
 """
 
 POINTWISE_HEAD = """
