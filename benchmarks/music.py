@@ -34,6 +34,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -53,7 +54,7 @@ TABLE_EPOCHS = 200
 FASTER_EPOCHS = 60  # of the table's rows with the larger step size
 EPOCHS = {"Piano-midi": 60, "Nottingham": 50, "MuseData": 60, "JSB": 120}
 # What was best for plain networks where no penalised one had it: two penalties are given it, too.
-BEST_PLAIN: dict[str, dict[str, float]] = {
+BEST_PLAIN: dict[str, dict[str, Any]] = {
     "Piano-midi": {"rate": 1e-3, "dropout": 0.2},
     "Nottingham": {"units": 300, "dropout": 0.1},
 }
@@ -158,7 +159,7 @@ def tuning_runs() -> list[Run]:
             runs.append(replace(base, rate=1e-3, dropout=dropout))
         if data in BEST_PLAIN:
             as_plain = BEST_PLAIN[data]
-            runs += [replace(run, **as_plain) for run in (penalised[0], penalised[3])]  # type: ignore[arg-type]
+            runs += [replace(run, **as_plain) for run in (penalised[0], penalised[3])]
     return sorted(runs, key=lambda run: -run.expected)
 
 
