@@ -298,6 +298,8 @@ def main() -> None:
     parser.add_argument("--lr", type=float, nargs="+", default=(1e-3, 3e-4))
     options = parser.parse_args()
     if options.table:
+        if not options.table.is_file():
+            parser.error(f"{options.table} does not exist.")
         print_table(read_rows(options.table))
     elif options.check:
         check(options.device)

@@ -1,13 +1,14 @@
 """A network that writes: characters of a small text, learned and drawn.
 
-`python examples/text.py` writes book.txt, trains a GRU on its characters for some seconds, prints
-the bits per character beside those of counts, and a sample.
+`python examples/text.py` writes a text into a temporary folder, trains a GRU on its characters for
+some seconds, prints the bits per character beside those of counts, and a sample.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -29,9 +30,10 @@ def write_book(path: Path) -> None:
 
 def main(steps: int = STEPS) -> None:
     """Train and sample."""
-    path = Path("book.txt")
-    write_book(path)
-    task = co.tasks.Data.read(path, kind="next")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "book.txt"
+        write_book(path)
+        task = co.tasks.Data.read(path, kind="next")
     task.cut_training(50)
     torch.manual_seed(0)
     net = co.networks.make(

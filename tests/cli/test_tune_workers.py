@@ -121,6 +121,19 @@ def test_the_storage_that_a_folder_names_is_not_trusted(here, coadjoint):
     assert "the trials of s are recorded in journal:j: give it as --storage" in err
 
 
+def test_a_wrong_file_of_trials_is_told_from_a_lost_one(here, coadjoint):
+    lay_out(here / "s", "sqlite:///t.db", trials=1)
+    (here / "t.db").unlink()
+    for name, words in (
+        ("other.db", "other.db does not exist; the trials of s are recorded in sqlite:///t.db."),
+        ("t.db", "t.db, the record of s, is missing: restore it."),
+    ):
+        code, out, err = coadjoint("tune", "--show", "s", "--storage", f"sqlite:///{name}")
+        assert (code, out, err.count("\n")) == (4, "", 1)
+        assert words in err
+    assert [path.name for path in here.iterdir()] == ["s"]
+
+
 def test_a_turn_is_had_by_one_at_a_time(tmp_path):
     turns = [study_queue.Turn(tmp_path) for _ in range(3)]
     inside, most = [], []

@@ -132,6 +132,16 @@ def test_examples_run(command, expected, tmp_path):
     assert expected in done.stdout
 
 
+@pytest.mark.slow
+def test_the_example_of_a_text_leaves_a_book_alone(tmp_path):
+    """docs/text.md has its reader write another book.txt first."""
+    book = put(tmp_path, "book.txt", "another text")
+    done = warm.run(ROOT / "examples" / "text.py", "2", cwd=tmp_path, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [*tmp_path.iterdir()] == [book]
+    assert book.read_text() == "another text"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

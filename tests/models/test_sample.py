@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import safetensors.torch
 import torch
 
 import coadjoint as co
-from coadjoint.errors import InputError, Unsupported
+from coadjoint.errors import ConfigError, InputError, Unsupported
 from coadjoint.networks.sampling import Sampling
 from coadjoint.training.report import pages
 
@@ -161,6 +163,30 @@ def test_words_have_commas_between_them(tmp_path):
     assert words[:2] == ["C4", "D4"]
     assert len(words) == 6
     assert set(words) <= {"C4", "D4", "E4"}
+
+
+def test_a_column_of_words_is_evaluated_by_what_follows(tmp_path):
+    """As predicted row by row, at every row that another of its sequence follows."""
+    path = tmp_path / "notes.csv"
+    rows = [(song, "CDEF"[(t * t + song) % 4]) for song in range(12) for t in range(11)]
+    path.write_text("song,note\n" + "".join(f"{song},{note}\n" for song, note in rows))
+    task = co.tasks.Data.read(str(path), kind="next", id="song", target="note", dtype="float64")
+    torch.manual_seed(0)
+    sizes = {"inputs": task.inputs, "outputs": task.outputs, "dtype": torch.float64}
+    net = co.Network("gru", hidden=3, readout="every", output="softmax", **sizes)
+    model = co.Model(net, task)
+    nats = []
+    for song in range(12):
+        own = [note for number, note in rows if number == song]
+        state = None
+        for note, following in itertools.pairwise(own):
+            answer, state = model.step(note, state)
+            nats.append(-math.log(answer.probabilities[model.labels.index(following)]))
+    for given in ({}, {"target": "note"}):
+        found = model.evaluate(path, resamples=0, **given).metrics
+        assert found["nats-per-symbol"].value == pytest.approx(sum(nats) / len(nats), rel=1e-9)
+    with pytest.raises(ConfigError, match=r"target does nothing here: .* the next symbol"):
+        model.evaluate(path, target="song")
 
 
 def test_a_text_is_stepped_through_blanks_included(model):

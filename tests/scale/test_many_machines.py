@@ -60,9 +60,27 @@ def shorten(run):
     (run / "config.yaml").write_text(text.replace(f"steps: {ENDLESS}\n", f"steps: {steps}\n"))
 
 
+def stop_all(runs, process):
+    """Stop the process of every run that has a checkpoint, until all are stopped: their numbers."""
+    stopped = {}
+
+    def stop_more():
+        for run in runs:
+            if run not in stopped and any((run / "checkpoints").glob("step-*[1-9]00")):
+                stopped[run] = owner(run)
+                kill(stopped[run], signal.SIGSTOP)
+        return len(stopped) == len(runs)
+
+    eventually(stop_more, "runs with checkpoints", process)
+    return [stopped[run] for run in runs]
+
+
 def test_what_is_killed_is_resumed_elsewhere(tmp_path):
-    """A worker is killed, whose run saves; then a worker together with its run."""
-    steps = 1200
+    """A worker is killed, whose run saves; then a worker together with its run.
+
+    Both runs are stopped once they have a checkpoint, so that neither ends before it is killed.
+    """
+    steps = 3000
     near = start_coadjoint(tmp_path, *words(steps, "--seeds", "2", "--out", "near", "-q"))
     assert finish(near)[0] == 0
     runs = run_folders(tmp_path / "far")
@@ -71,10 +89,10 @@ def test_what_is_killed_is_resumed_elsewhere(tmp_path):
         dask.add_worker()
         there = ["--seeds", "2", "--out", "far", "--on", dask.address]
         process = start_coadjoint(tmp_path, *words(steps, *there))
-        first = eventually(lambda: has_begun(runs[0]), "the first run", process)
+        first, second = stop_all(runs, process)
         kill(parent(first))
+        kill(first, signal.SIGCONT)
         eventually(lambda: is_gone(first), "the run whose worker was killed")
-        second = eventually(lambda: has_begun(runs[1]), "the second run", process)
         dask.add_worker()
         kill(parent(second))
         kill(second)

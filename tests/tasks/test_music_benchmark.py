@@ -113,12 +113,42 @@ def test_the_tables_hold_published_figures_beside_ours(tmp_path):
     )
 
 
+def test_the_page_has_the_tables_of_the_kept_rows():
+    """Every run of the lists has one row, and all rows are of runs that came to their end."""
+    rows = music.read_rows(ROOT / "benchmarks" / "music.jsonl")
+    keys = [music.run_of(row).key for row in rows]
+    assert len(set(keys)) == len(keys)
+    listed = {run.key for run in music.table_runs() + music.tuning_runs() + music.final_runs(rows)}
+    assert listed <= set(keys)
+    assert {row["status"] for row in rows} == {"finished"}
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    for name, table in music_table.tables(rows).items():
+        assert f"<!-- music: {name} -->\n{table}\n<!-- music: end -->" in page
+
+
 def test_a_page_without_marks_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("nothing")
     with pytest.raises(SystemExit, match="has no <!-- music: published -->"):
         music_table.write(kept_rows(), page)
     assert page.read_text() == "nothing"
+
+
+@pytest.mark.parametrize("words", [["table", "--write", "page.md"], ["figure"]])
+def test_a_file_that_is_not_there_is_refused(words, tmp_path, monkeypatch, capsys):
+    """A name with a slip does not empty the tables of a page."""
+    monkeypatch.chdir(tmp_path)
+    marks = [f"<!-- music: {name} -->\nold\n<!-- music: end -->" for name in PARTS_OF_PAGE]
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(marks))
+    places = ["typo.jsonl", "a.svg"] if words == ["figure"] else ["typo.jsonl"]
+    monkeypatch.setattr(sys, "argv", ["music.py", words[0], *places, *words[1:]])
+    with pytest.raises(SystemExit) as end:
+        music.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith("error: typo.jsonl does not exist.\n")
+    assert page.read_text() == "\n".join(marks)
+    assert [*tmp_path.iterdir()] == [page]
 
 
 @pytest.mark.slow

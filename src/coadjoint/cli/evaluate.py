@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Optional
 import typer
 
 from ..errors import escape_controls
-from .flags import SectionValues, given_values, resolve, with_setting_flags
+from .flags import (
+    SectionValues,
+    errors_name_flags,
+    given_values,
+    resolve,
+    with_setting_flags,
+)
 from .outputs import FORCE, PRINTED, check_outputs
 from .predict import READING_TEXTS
 from .program import app, print_escaped, print_table, warn, with_examples
@@ -83,9 +89,10 @@ def evaluate(
     check_outputs({"--json": json_file, "--page": page}, force)
     reading = given_values(resolve(None, flags).data)
     model = load(run, warn=warn)
-    found = model.evaluate(
-        data, resamples=resamples, level=level, seed=seed, whole=whole, **reading
-    )
+    with errors_name_flags():
+        found = model.evaluate(
+            data, resamples=resamples, level=level, seed=seed, whole=whole, **reading
+        )
     text = json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n"
     prints_json = json_file is not None and str(json_file) == PRINTED
     if prints_json:

@@ -213,6 +213,12 @@ def open_record(
     plan = read_plan(folder)
     place = place or parse_storage(plan["storage"], folder)
     if place.path is not None and not os.path.lexists(place.path):
+        recorded = parse_storage(plan["storage"], folder)
+        if place.shown != recorded.shown:
+            raise StorageError(
+                f"{place.path} does not exist; the trials of {folder} are recorded in "
+                f"{recorded.shown}."
+            )
         raise StorageError(f"{place.path}, the record of {folder}, is missing: restore it.")
     study = load(place, plan["study"], plan["heartbeat"])
     if study is None:

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, OptionError
 from .ahead import ahead_of
 from .asked import find_asked_rows
 from .cutting import cut_for_prediction, target_of
@@ -68,9 +68,13 @@ def read_new(
     check_choice("irregular", irregular, ("refuse", "allow"))
     if d.sample_shape is not None:
         refuse_options_of_time(time=how["time"], missing=missing, irregular=irregular)
-    has_targets = labelled and d.kind in ("classify", "regress")
+    columns = column_names(target) or tuple(d.targets)
+    if d.symbols:  # what follows a symbol is its target, and stands in no column of its own
+        refuse_other_columns(d, columns)
+        columns = ()
+    has_targets = labelled and d.kind in ("classify", "regress") and not d.symbols
     options = Options(
-        target=column_names(target) or tuple(d.targets),
+        target=columns,
         features=tuple(d.features),
         # Without targets to read, those that the file has are not taken for features.
         kind=d.kind if has_targets else "next",
@@ -121,6 +125,15 @@ def read_new(
         raise InputError("keep copies columns of a file; data in memory are at hand already.")
     names = None if keep is True else column_names(keep)
     return prediction.with_columns(read_columns(source, options, names))
+
+
+def refuse_other_columns(description: Description, target: tuple[str, ...]) -> None:
+    """Refuse another column of targets than that of the symbols."""
+    d = description
+    if target not in (tuple(d.features), tuple(d.targets)):
+        raise OptionError(
+            f"$target does nothing here: the network predicts the next {d.symbols}. Leave it out."
+        )
 
 
 def read_new_symbols(description: Description, source: Source, options: Options) -> Prediction:
