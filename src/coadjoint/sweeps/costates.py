@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -19,10 +19,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import InputError, Unsupported, brief
+from .checks import is_deferring_checks
+from .engines.cuda.captured_function import CapturedFunctions
 from .layout import HasLayout, Layout
 from .norms import is_within_range, keep_where_zero, norm
 from .rows import scale
-from .run import SweepRun
+from .run import RunView, SweepRun
+from .torch_internals import nothing_intervenes
 
 __all__ = [
     "TIME",
@@ -34,6 +37,9 @@ __all__ = [
     "norm",
     "stack_padded",
 ]
+
+
+Measure = Callable[["BaseCostates"], Tensor]
 
 
 class Axis(NamedTuple):
@@ -181,6 +187,10 @@ class BaseCostates(ABC):
         """The costates of each layer; of a network with one layer, these."""
         return (self,)
 
+    def measure(self, G: Measure) -> Tensor:
+        """G of these costates, [B], for a G that reads mantissas, exponents and loss alone."""
+        return G(self)
+
     def forwards(self) -> BaseCostates:
         """The costates of the layers that read forwards, joined: here, all of them."""
         return self
@@ -298,6 +308,21 @@ def stack_padded(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([pad(part, (0, n - part.shape[1])) for part in parts])
 
 
+class MeasureMap(NamedTuple):
+    """(mantissas, exponents, loss) -> G of the costates, [B]."""
+
+    G: Measure
+    layout: Layout
+    hidden: int
+    slot_names: tuple[str, ...]
+
+    def __call__(self, data: Sequence[Tensor], weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """G of costates without a run. There are no weights."""
+        run = RecurrenceRun(self.layout, RunView(), self.hidden, slot_names=self.slot_names)
+        rows, powers, loss = data
+        return [self.G(Costates(run, rows, powers, loss))]
+
+
 @dataclass(frozen=True, eq=False)
 class Costates(BaseCostates):
     """lam_t = mantissa_t 2^{exponent_t}, t = 0..T, of a recurrence.
@@ -323,6 +348,7 @@ class Costates(BaseCostates):
     rows: Tensor  # mantissas [B + N, n]
     powers: Tensor  # exponents [B + N]
     loss: Tensor  # [B]
+    recordings: CapturedFunctions | None = field(default=None, kw_only=True)  # of penalties
 
     def __repr__(self) -> str:
         rows = self.trajectory.layout.rows
@@ -365,6 +391,23 @@ class Costates(BaseCostates):
         """Do all samples have the same length?"""
         return self.trajectory.layout.rows.uniform
 
+    def measure(self, G: Measure) -> Tensor:
+        """G of these costates, [B], replayed where they belong to a run that may be captured."""
+        recordings = self.recordings
+        is_plain = torch.is_grad_enabled() and nothing_intervenes() and not is_deferring_checks()
+        if recordings is None or not is_plain or not self.rows.requires_grad:
+            return G(self)
+        run = self.trajectory
+        f = MeasureMap(G, run.layout, run.hidden, run.slot_names)
+        key = (G, run.layout.rows.T, run.layout.rows.B)
+        data = [self.rows, self.powers, self.loss.detach()]
+        results = recordings.replay(key, f, data, ())
+        if results is None:
+            return G(self)
+        (value,) = results
+        assert value is not None
+        return value
+
     @property
     def mask(self) -> Tensor:
         """[T + 1, B]: does the costate exist?"""
@@ -376,6 +419,9 @@ class Costates(BaseCostates):
     @property
     def last(self) -> Tensor:
         """[B]: the time step of each sample's last costate, its length."""
+        if self.uniform:  # made on the device, so that nothing is copied to it
+            rows = self.trajectory.layout.rows
+            return torch.full((rows.B,), rows.T, device=self.loss.device)
         return self.trajectory.lengths.to(self.loss.device)
 
     def last_mantissa(self) -> Tensor:
