@@ -1,6 +1,9 @@
 """Runs and costates of a Network as CUDA graphs, for training loops that users write themselves.
 
-    run = net(u);  lam = run.costates(loss, y);  G = penalty(lam);  (lam.loss + rho * G).mean().backward()
+    run = net(u)
+    lam = run.costates(loss, y)
+    G = penalty(lam)
+    (lam.loss + rho * G).mean().backward()
 
 On a GPU the sweep of the run, the costates and the penalty are three functions that are captured
 and replayed, each with its derivatives (sweeps/engines/cuda/captured_function.py). Everything else
@@ -11,6 +14,7 @@ call `net.run`, which replays nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -75,7 +79,8 @@ class SweptTensors(NamedTuple):
         return (self.R_base, self.b_base), side
 
 
-class SweepMap(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class SweepMap:
     """(step rows u and maybe x0, weights) -> SweptTensors."""
 
     network: Network
@@ -96,7 +101,8 @@ class SweepMap(NamedTuple):
         return SweptTensors.of(run, input_weights)
 
 
-class CostatesMap(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class CostatesMap:
     """(tensors of a trajectory, weights) -> the loss, the mantissas and the exponents."""
 
     network: Network
@@ -117,7 +123,9 @@ class CostatesMap(NamedTuple):
         b_o = named.get("b_o")
         extra = {name[6:]: y for name, y in named.items() if name.startswith("extra.")}
         saved = Saved(named["a"], named.get("v"), x, named.get("p"), named.get("q"))
-        plan = SweepPlan(self.network.cell, self.layout.rows, self.engine)
+        cell = self.network.cell
+        assert cell is not None
+        plan = SweepPlan(cell, self.layout.rows, self.engine)
         a_rows = self.network.read_states(self.layout, x, last, V, b_o, u_rows, extra)
         trajectory = Trajectory(
             layout=self.layout,
@@ -166,7 +174,7 @@ class Recordings:
     def replay_sweep(
         self, network: Network, layout: Layout, u: Tensor, x0: Tensor | None
     ) -> tuple[FormulaRun, InputWeights] | None:
-        """The sweep over step rows u from x0 [B, n], or from the network's own; None: compute it."""
+        """The sweep over step rows u from x0 [B, n] or the network's own; None: compute it."""
         named = {}
         for name, y in named_parameters(network):
             if name not in ("V", "b_o", *EXTRA_PARAMETERS) and not name.startswith("deep."):

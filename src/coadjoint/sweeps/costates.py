@@ -308,7 +308,26 @@ def stack_padded(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([pad(part, (0, n - part.shape[1])) for part in parts])
 
 
-class MeasureMap(NamedTuple):
+class NoRun(RunView):
+    """In the place of the run of costates that are measured without one."""
+
+    @property
+    def x(self) -> Tensor:
+        """Refused: there are no states."""
+        raise self._refusal()
+
+    @property
+    def last(self) -> Tensor:
+        """Refused: there are no states."""
+        raise self._refusal()
+
+    def pull(self, lam: Tensor) -> Tensor:
+        """Refused: there are no states."""
+        raise self._refusal()
+
+
+@dataclass(frozen=True, eq=False)
+class MeasureMap:
     """(mantissas, exponents, loss) -> G of the costates, [B]."""
 
     G: Measure
@@ -318,7 +337,7 @@ class MeasureMap(NamedTuple):
 
     def __call__(self, data: Sequence[Tensor], weights: Sequence[Tensor]) -> Sequence[Tensor]:
         """G of costates without a run. There are no weights."""
-        run = RecurrenceRun(self.layout, RunView(), self.hidden, slot_names=self.slot_names)
+        run = RecurrenceRun(self.layout, NoRun(), self.hidden, slot_names=self.slot_names)
         rows, powers, loss = data
         return [self.G(Costates(run, rows, powers, loss))]
 
@@ -394,8 +413,9 @@ class Costates(BaseCostates):
     def measure(self, G: Measure) -> Tensor:
         """G of these costates, [B], replayed where they belong to a run that may be captured."""
         recordings = self.recordings
-        is_plain = torch.is_grad_enabled() and nothing_intervenes() and not is_deferring_checks()
-        if recordings is None or not is_plain or not self.rows.requires_grad:
+        if recordings is None or not self.rows.requires_grad or not torch.is_grad_enabled():
+            return G(self)
+        if not nothing_intervenes() or is_deferring_checks():
             return G(self)
         run = self.trajectory
         f = MeasureMap(G, run.layout, run.hidden, run.slot_names)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -26,12 +27,20 @@ from ...torch_internals import change_count
 from .capture import GraphCache
 from .captured_stages import Map, Pattern, Results, Stage, capture_function
 
+MOST_AT_ONCE = 3  # recordings of one function, for calls whose backward is yet to come
+
 
 class Ledger(NamedTuple):
     """Where the checks of replays are kept until somebody waits for the device."""
 
     checks: list[Check]
     settles: bool  # are they made at the end of each backward?
+
+
+class Use:
+    """The use of a recording by one call, which torch's graph of that call keeps alive."""
+
+    is_over = False  # has a backward read what the call left?
 
 
 class Call(NamedTuple):
@@ -41,13 +50,15 @@ class Call(NamedTuple):
     root: Stage  # stage 0, which keeps all others alive
     f: Map  # for what must be computed operation by operation
     ledger: Ledger | None
+    use: Use
 
     def note(self, stage: Stage, holds: Tensor | None, tensors: Sequence[Tensor]) -> None:
         """Keep a check: whether all those of a stage hold, for these tensors."""
         if self.ledger is None or holds is None:
             return
         values = [y.detach() for y in tensors]
-        again = functools.partial(check_again, self._replace(stage=stage), values)
+        call = self._replace(stage=stage, ledger=None, use=Use())
+        again = functools.partial(check_again, call, values)
         self.ledger.checks.append(Check(holds, again))
 
     def settle(self) -> None:
@@ -118,6 +129,7 @@ class Replay(Function):
         call = ctx.call
         stage = call.stage
         again = torch.is_grad_enabled()
+        call.use.is_over |= not again
         needed = needed_inputs(ctx)[1:]  # without that of `call`
         wanted = tuple(a and b for a, b in zip(needed, stage.is_trained, strict=True))
         pattern = Pattern(tuple(bar is not None for bar in bars), wanted, again)
@@ -164,6 +176,12 @@ def cut_off(y: Tensor, again: bool) -> Tensor:
     if again:
         return y.view_as(y)
     return y.detach().requires_grad_(y.requires_grad)
+
+
+def is_in_use(stage: Stage) -> bool:
+    """Has the last call of a recording a graph through which no backward has gone yet?"""
+    use = None if stage.use is None else stage.use()
+    return use is not None and not use.is_over
 
 
 def version(y: Tensor) -> int:
@@ -234,11 +252,20 @@ class CapturedFunctions:
             *map(data_key, data),
             *map(weight_key, weights),
         )
-        stage = self.cache.find(full_key, lambda: capture_function(f, data, weights))
-        if stage is None or not self._capture_waiting(full_key, stage):
+        # A recording is left alone while a backward will read it: another one is made, or used.
+        for number in range(MOST_AT_ONCE):
+            numbered = (number, full_key)
+            stage = self.cache.find(numbered, lambda: capture_function(f, data, weights))
+            if stage is None or not self._capture_waiting(numbered, stage):
+                return None
+            if not is_in_use(stage):
+                break
+        else:
             return None
+        use = Use()
+        stage.use = weakref.ref(use)
         tensors = (*data, *weights)
-        outputs = Replay.apply(Call(stage, stage, f, ledger), *tensors)
+        outputs = Replay.apply(Call(stage, stage, f, ledger, use), *tensors)
         return stage.assemble(tensors, outputs)
 
     def _capture_waiting(self, key: Hashable, root: Stage) -> bool:

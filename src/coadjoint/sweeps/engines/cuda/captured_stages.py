@@ -72,6 +72,7 @@ class Stage:
         self.copies = [y.data for y in self.tensors[own]]
         self.is_trained = [y.requires_grad for y in self.tensors]
         self.turn = 0
+        self.use: Callable[[], Any] | None = None  # of stage 0: who reads it, a weak reference
         self.gradients: dict[Pattern, Stage | None] = {}  # None: met, but not captured
         # Stages refer to their gradients, and only weakly back: no cycle keeps graphs alive.
         self._parent = None if parent is None else weakref.ref(parent)
