@@ -492,9 +492,7 @@ def own_second_derivative(net, u, y):
 
 def worst(found, truth):
     pairs = zip(found, truth, strict=True)
-    return max(
-        float((y.cpu().double() - z).norm() / z.norm().clamp_min(1e-300)) for y, z in pairs
-    )
+    return max(float((y.cpu().double() - z).norm() / z.norm().clamp_min(1e-300)) for y, z in pairs)
 
 
 def stage_counts(recordings):

@@ -203,7 +203,7 @@ _MOVED = {
     "files": "training.files",
     "formula": "cells.formula cells.program",
     "graphs": "sweeps.engines.cuda.capture sweeps.engines.cuda.captured_function "
-        "gradients.captured nn.captured",
+    "gradients.captured nn.captured",
     "hessian_free": "optimisers.hessian_free",
     "influence": "gradients.influence",
     "initialisers": "networks.initialisers",

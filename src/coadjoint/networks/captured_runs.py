@@ -24,13 +24,13 @@ from ..objectives.batch import Batch
 from ..objectives.losses import Loss, LossLike
 from ..sweeps import engines
 from ..sweeps.checks import answers_late, is_deferring_checks
-from ..sweeps.costates import Costates
+from ..sweeps.costates import Costates, Measure, RecurrenceRun
 from ..sweeps.engines.cuda.capture import Unrecordable
 from ..sweeps.engines.cuda.captured_function import CapturedFunctions, Ledger, weight_key
 from ..sweeps.engines.cuda.captured_stages import Results
 from ..sweeps.layout import Layout
 from ..sweeps.plan import Engine, Saved, SweepPlan
-from ..sweeps.run import FormulaRun
+from ..sweeps.run import FormulaRun, RunView
 from ..sweeps.torch_internals import (
     named_parameters,
     nothing_intervenes,
@@ -145,6 +145,40 @@ class CostatesMap:
         return lam.loss, lam.rows, lam.powers
 
 
+class NoRun(RunView):
+    """In the place of the run of costates that are measured without one."""
+
+    @property
+    def x(self) -> Tensor:
+        """Refused: there are no states."""
+        raise self._refusal()
+
+    @property
+    def last(self) -> Tensor:
+        """Refused: there are no states."""
+        raise self._refusal()
+
+    def pull(self, lam: Tensor) -> Tensor:
+        """Refused: there are no states."""
+        raise self._refusal()
+
+
+@dataclass(frozen=True, eq=False)
+class MeasureMap:
+    """(mantissas, exponents, loss) -> G of the costates, [B]."""
+
+    G: Measure
+    layout: Layout
+    hidden: int
+    slot_names: tuple[str, ...]
+
+    def __call__(self, data: Sequence[Tensor], weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """G of costates without a run. There are no weights."""
+        run = RecurrenceRun(self.layout, NoRun(), self.hidden, slot_names=self.slot_names)
+        rows, powers, loss = data
+        return [self.G(Costates(run, rows, powers, loss))]
+
+
 def may_replay() -> bool:
     """Are gradients being taken, by torch's own backward, and outside of captures of others?"""
     return torch.is_grad_enabled() and nothing_intervenes() and not is_deferring_checks()
@@ -234,7 +268,21 @@ class Recordings:
         assert value is not None
         assert rows is not None
         assert powers is not None
-        return Costates(trajectory, rows, powers, value, recordings=self.penalties)
+        return Costates(trajectory, rows, powers, value, replay=self.replay_penalty)
+
+    def replay_penalty(self, lam: Costates, G: Measure) -> Tensor:
+        """The penalty G of costates, [B]; computed where it is not captured."""
+        if not lam.rows.requires_grad or not may_replay():
+            return G(lam)
+        run = lam.trajectory
+        f = MeasureMap(G, run.layout, run.hidden, run.slot_names)
+        key = (G, run.layout.rows.T, run.layout.rows.B)
+        results = self.penalties.replay(key, f, [lam.rows, lam.powers, lam.loss.detach()], ())
+        if results is None:
+            return G(lam)
+        (value,) = results
+        assert value is not None
+        return value
 
 
 def recordings_of(network: Network, batch: Batch) -> Recordings | None:

@@ -150,8 +150,8 @@ class Trajectory(RecurrenceRun, RunOutputs):
         with torch.set_grad_enabled(differentiable):
             costate = self.run.costate(sources.s, sources.s_last, states_with_loss)
         value = sources.loss if differentiable else sources.loss.detach()
-        penalties = None if self.recordings is None else self.recordings.penalties
-        return Costates(self, costate.mantissa, costate.exponent, value, recordings=penalties)
+        replay = None if self.recordings is None else self.recordings.replay_penalty
+        return Costates(self, costate.mantissa, costate.exponent, value, replay=replay)
 
     def _sources_by_func(self, loss_of: Callable[[Tensor], Tensor]) -> LossSources:
         """The sources inside a transform of torch.func, which does not allow leaves of our own.

@@ -19,13 +19,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import InputError, Unsupported, brief
-from .checks import is_deferring_checks
-from .engines.cuda.captured_function import CapturedFunctions
 from .layout import HasLayout, Layout
 from .norms import is_within_range, keep_where_zero, norm
 from .rows import scale
-from .run import RunView, SweepRun
-from .torch_internals import nothing_intervenes
+from .run import SweepRun
 
 __all__ = [
     "TIME",
@@ -40,6 +37,7 @@ __all__ = [
 
 
 Measure = Callable[["BaseCostates"], Tensor]
+Replay = Callable[["Costates", Measure], Tensor]
 
 
 class Axis(NamedTuple):
@@ -308,40 +306,6 @@ def stack_padded(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([pad(part, (0, n - part.shape[1])) for part in parts])
 
 
-class NoRun(RunView):
-    """In the place of the run of costates that are measured without one."""
-
-    @property
-    def x(self) -> Tensor:
-        """Refused: there are no states."""
-        raise self._refusal()
-
-    @property
-    def last(self) -> Tensor:
-        """Refused: there are no states."""
-        raise self._refusal()
-
-    def pull(self, lam: Tensor) -> Tensor:
-        """Refused: there are no states."""
-        raise self._refusal()
-
-
-@dataclass(frozen=True, eq=False)
-class MeasureMap:
-    """(mantissas, exponents, loss) -> G of the costates, [B]."""
-
-    G: Measure
-    layout: Layout
-    hidden: int
-    slot_names: tuple[str, ...]
-
-    def __call__(self, data: Sequence[Tensor], weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        """G of costates without a run. There are no weights."""
-        run = RecurrenceRun(self.layout, NoRun(), self.hidden, slot_names=self.slot_names)
-        rows, powers, loss = data
-        return [self.G(Costates(run, rows, powers, loss))]
-
-
 @dataclass(frozen=True, eq=False)
 class Costates(BaseCostates):
     """lam_t = mantissa_t 2^{exponent_t}, t = 0..T, of a recurrence.
@@ -367,7 +331,8 @@ class Costates(BaseCostates):
     rows: Tensor  # mantissas [B + N, n]
     powers: Tensor  # exponents [B + N]
     loss: Tensor  # [B]
-    recordings: CapturedFunctions | None = field(default=None, kw_only=True)  # of penalties
+    # G of these costates where that may be captured and replayed; None where it may not
+    replay: Replay | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         rows = self.trajectory.layout.rows
@@ -411,22 +376,8 @@ class Costates(BaseCostates):
         return self.trajectory.layout.rows.uniform
 
     def measure(self, G: Measure) -> Tensor:
-        """G of these costates, [B], replayed where they belong to a run that may be captured."""
-        recordings = self.recordings
-        if recordings is None or not self.rows.requires_grad or not torch.is_grad_enabled():
-            return G(self)
-        if not nothing_intervenes() or is_deferring_checks():
-            return G(self)
-        run = self.trajectory
-        f = MeasureMap(G, run.layout, run.hidden, run.slot_names)
-        key = (G, run.layout.rows.T, run.layout.rows.B)
-        data = [self.rows, self.powers, self.loss.detach()]
-        results = recordings.replay(key, f, data, ())
-        if results is None:
-            return G(self)
-        (value,) = results
-        assert value is not None
-        return value
+        """G of these costates, [B], for a G that reads mantissas, exponents and loss alone."""
+        return G(self) if self.replay is None else self.replay(self, G)
 
     @property
     def mask(self) -> Tensor:

@@ -25,7 +25,7 @@ from ...checks import Check, defer_checks, raise_failures, settle
 from ...functions import Context, Gradients, is_transformed, needed_inputs
 from ...torch_internals import change_count
 from .capture import GraphCache
-from .captured_stages import Map, Pattern, Results, Stage, capture_function
+from .captured_stages import Map, Pattern, Results, Stage, Use, capture_function
 
 MOST_AT_ONCE = 3  # recordings of one function, for calls whose backward is yet to come
 
@@ -37,13 +37,7 @@ class Ledger(NamedTuple):
     settles: bool  # are they made at the end of each backward?
 
 
-class Use:
-    """The use of a recording by one call, which torch's graph of that call keeps alive."""
-
-    is_over = False  # has a backward read what the call left?
-
-
-class Call(NamedTuple):
+class CapturedCall(NamedTuple):
     """One call of a captured function, or of a gradient of it."""
 
     stage: Stage
@@ -76,7 +70,7 @@ class Call(NamedTuple):
             yield
 
 
-def check_again(call: Call, values: Sequence[Tensor]) -> None:
+def check_again(call: CapturedCall, values: Sequence[Tensor]) -> None:
     """Compute a stage operation by operation, and raise the error of the check that fails.
 
     values: those of its tensors, as constants.
@@ -92,17 +86,17 @@ def check_again(call: Call, values: Sequence[Tensor]) -> None:
 class ReplayContext(Context):
     """What a forward leaves for its backward, in torch's `ctx`."""
 
-    call: Call
+    call: CapturedCall
     turns: tuple[int, ...]  # of the stage and those before it, after this forward
     weights: Sequence[Tensor]
     versions: list[int]  # of the weights
 
 
-class Replay(Function):
+class ReplayedFunction(Function):
     """apply(call, *tensors) -> the outputs of the call's stage."""
 
     @staticmethod
-    def forward(ctx: ReplayContext, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: ReplayContext, call: CapturedCall, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Replay the stage, and save the tensors in case its gradient must be computed."""
         stage = call.stage
         call.note(stage, stage.replay(tensors[stage.own]), tensors)
@@ -144,7 +138,7 @@ class Replay(Function):
                 grads = stage.compute_gradient(call.f, tensors, pattern, given, again)
         elif again:
             tensors = (*ctx.saved_tensors, *given)
-            outputs = Replay.apply(call._replace(stage=captured), *tensors)
+            outputs = ReplayedFunction.apply(call._replace(stage=captured), *tensors)
             grads = captured.assemble(tensors, outputs)
         else:
             holds = captured.replay(given)
@@ -265,7 +259,7 @@ class CapturedFunctions:
         use = Use()
         stage.use = weakref.ref(use)
         tensors = (*data, *weights)
-        outputs = Replay.apply(Call(stage, stage, f, ledger, use), *tensors)
+        outputs = ReplayedFunction.apply(CapturedCall(stage, stage, f, ledger, use), *tensors)
         return stage.assemble(tensors, outputs)
 
     def _capture_waiting(self, key: Hashable, root: Stage) -> bool:

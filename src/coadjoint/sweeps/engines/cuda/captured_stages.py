@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,12 @@ class Pattern(NamedTuple):
     has_bar: tuple[bool, ...]  # for each output: does the gradient come through it?
     wanted: tuple[bool, ...]  # for each tensor: is the gradient by it needed?
     again: bool  # will the gradient itself be differentiated?
+
+
+class Use:
+    """The use of a recording by one call, which torch's graph of that call keeps alive."""
+
+    is_over = False  # has a backward read what the call left?
 
 
 class Stage:
@@ -72,7 +78,7 @@ class Stage:
         self.copies = [y.data for y in self.tensors[own]]
         self.is_trained = [y.requires_grad for y in self.tensors]
         self.turn = 0
-        self.use: Callable[[], Any] | None = None  # of stage 0: who reads it, a weak reference
+        self.use: weakref.ref[Use] | None = None  # of stage 0: by the last call
         self.gradients: dict[Pattern, Stage | None] = {}  # None: met, but not captured
         # Stages refer to their gradients, and only weakly back: no cycle keeps graphs alive.
         self._parent = None if parent is None else weakref.ref(parent)
@@ -92,7 +98,9 @@ class Stage:
         # that keeps something for its gradients therefore has a pool of its own: the stages before
         # it are replayed in between. The results of any other stage are copied at once.
         shares_pool = parent is not None and not keeps_graph
-        self.pool: Any = parent.pool if parent and shares_pool else torch.cuda.graph_pool_handle()
+        self.pool: object = (
+            parent.pool if parent and shares_pool else torch.cuda.graph_pool_handle()
+        )
         self.graph = torch.cuda.CUDAGraph()
         self.checks.clear()  # those of the rehearsals
         with capture_graph(self.graph, self.stream, self.pool):
