@@ -6,8 +6,10 @@ A CPU stands in for the GPU (tests/support/graphs.py).
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -405,6 +407,74 @@ def test_methods_and_runs_without_gradients_are_not_captured(gpu):
             net(batch.u).costates("cross-entropy", batch.y)
         net(batch.u, lengths=[6, 5, 4]).costates("cross-entropy", batch.y)
     assert "recordings" not in vars(net)
+
+
+def test_a_step_waits_for_the_device_once(gpu):
+    """Whatever is checked, one value is read: after the last replay."""
+    net = make_net()
+    u, y = draw(0)
+    for _ in range(6):
+        penalised(net, u, y)
+    read = []
+
+    class Reads(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if torch.Tag.data_dependent_output in func.tags:
+                read.append(func)
+            return func(*args, **(kwargs or {}))
+
+    lam = net(u).costates("cross-entropy", y)
+    objective = (lam.loss + co.penalties.log_ratio(lam)).mean()
+    assert not read
+    with Reads():
+        objective.backward()
+    assert len(read) == 1
+
+
+def test_graphs_go_with_their_network(gpu):
+    """Nothing that is recorded waits for the garbage collector."""
+    net = make_net()
+    for i in range(7):
+        u, y = draw(i, T=4)
+        lam = net(u).costates("cross-entropy", y)
+        objective = (lam.loss + co.penalties.log_ratio(lam)).mean()
+        by = torch.autograd.grad(objective, [net.W], create_graph=True)
+        torch.autograd.grad(by[0].square().sum(), [net.W])
+    kept = []
+    for kind in (net.recordings.runs, net.recordings.costates, net.recordings.penalties):
+        for entry in kind.cache.entries.values():
+            kept += [weakref.ref(stage) for stage in every_stage(entry)]
+    assert len(kept) >= 9
+    gc.disable()
+    try:
+        del lam, objective, by, net, kind, entry
+        assert not any(each() for each in kept)
+    finally:
+        gc.enable()
+
+
+def test_weights_from_elsewhere_are_not_captured(gpu):
+    """Of torch.func.functional_call, and two names of one tensor."""
+    net = make_net()
+    u, y = draw(0)
+    expected = penalised(net, u, y)[0]
+    own = dict(net.named_parameters())
+    for _ in range(6):
+        computed = {name: p * 1 for name, p in own.items()}
+        run = torch.func.functional_call(net, computed, (u,))
+        lam = run.costates("cross-entropy", y)
+        objective = (lam.loss + 0.3 * co.penalties.log_ratio(lam)).mean()
+        assert_same([objective.detach()], [expected])
+        objective.backward()
+    assert stages(net.recordings)[0] == 0
+    net.b_o = net.b = torch.nn.Parameter(torch.zeros(5, dtype=F64))
+    net.V = torch.nn.Parameter(torch.ones(5, 5, dtype=F64))
+    plain = never_replayed(net)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(6):
+            assert_same(penalised(net, u, y), penalised(plain, u, y))
+    assert "two weights of the network are one tensor" in str(said[0].message)
 
 
 class Critic(torch.nn.Module):

@@ -213,6 +213,10 @@ class Recordings:
         for name, y in named_parameters(network):
             if name not in ("V", "b_o", *EXTRA_PARAMETERS) and not name.startswith("deep."):
                 named[name] = y
+        # Weights that are computed, or handed to a copy of the network by torch's DataParallel, lie
+        # elsewhere at each call.
+        if not named or not all(isinstance(w, torch.nn.Parameter) for w in named.values()):
+            return None
         engine = engines.load(network.engine)
         assert network.cell is not None
         assert engine is not None

@@ -123,7 +123,6 @@ class ReplayedFunction(Function):
         call = ctx.call
         stage = call.stage
         again = torch.is_grad_enabled()
-        call.use.is_over |= not again
         needed = needed_inputs(ctx)[1:]  # without that of `call`
         wanted = tuple(a and b for a, b in zip(needed, stage.is_trained, strict=True))
         pattern = Pattern(tuple(bar is not None for bar in bars), wanted, again)
@@ -131,6 +130,8 @@ class ReplayedFunction(Function):
         if not given or not any(wanted):
             return (None,) * (1 + len(wanted))
         captured = stage.find_gradient(pattern) if can_be_replayed(ctx) else None
+        # The gradient of a replayed gradient will read the recording again.
+        call.use.is_over |= captured is None or not again
         grads: Results
         if captured is None:
             tensors = tuple(cut_off(y, again) for y in ctx.saved_tensors)
