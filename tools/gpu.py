@@ -470,7 +470,9 @@ def recorded(setting):
 # loops of users' own
 
 
-WIDTHS = (("elman", 128), ("lstm", 128), ("gru", 128), ("lstm", 512))
+WIDTHS = (
+    ("elman", 128, "last"), ("lstm", 128, "every"), ("gru", 128, "last"), ("lstm", 512, "last"),
+)  # fmt: skip
 OWN_CALLS = 8  # until everything is recorded that will be
 
 
@@ -525,12 +527,22 @@ def check_repeats(setting, where, compute, truth, dtype):
 def own_loops(setting):
     """Replayed runs, costates and penalties against the CPU in float64, and with equal bits."""
     failures, count = [], 0
-    for (cell, d), dtype in itertools.product(WIDTHS, (F32, F64)):
+    for (cell, d, readout), dtype in itertools.product(WIDTHS, (F32, F64)):
         if setting.dry and d > 128:
             continue
         torch.manual_seed(0)
-        plain = co.Network(cell, inputs=4, hidden=d, outputs=5, engine="reference", dtype=F64)
+        plain = co.Network(
+            cell,
+            inputs=4,
+            hidden=d,
+            outputs=5,
+            readout=readout,
+            engine="reference",
+            dtype=F64,
+        )
         u, y = torch.randn(20, 8, 4, dtype=F64), torch.randint(5, (8,))
+        if readout == "every":
+            y = torch.randint(5, (20, 8))
         there, classes = u.to(setting.device, dtype), y.to(setting.device)
         for name in ("log-ratio", "variance", "end-points"):
             G = co.penalties.PENALTIES[name]
@@ -596,7 +608,7 @@ def own_edges(setting, where, net, u, y):
             for p in each.parameters():
                 p.mul_(0.9)
     same("other weights", lambda net: own_gradient(net, u, y, G))
-    same("another length", lambda net: own_gradient(net, u[:-1], y, G))
+    same("another length", lambda net: own_gradient(net, u[:-1], y[:-1] if y.dim() == 2 else y, G))
     bad = u.clone()
     bad[1, 0] = torch.nan
     said = raised(lambda: own_gradient(net, bad, y, G))
