@@ -17,6 +17,7 @@ import torch
 import coadjoint as co
 import graphs
 from coadjoint.sweeps.engines.cuda.captured_stages import Stage
+from coadjoint.sweeps.rows import uniform_rows
 
 F64 = torch.float64
 
@@ -281,6 +282,16 @@ def test_other_shapes_moved_and_frozen_weights(gpu):
     assert stages(net.recordings)[0] >= 3
 
 
+def test_a_mask_that_is_replaced(gpu):
+    net = make_net(mask=torch.ones(5, 5, dtype=F64).tril())
+    plain = never_replayed(net)
+    for i in range(10):
+        if i == 5:
+            net.mask = plain.mask = net.mask.T.contiguous()
+        u, y = draw(i)
+        assert_same(penalised(net, u, y), penalised(plain, u, y))
+
+
 def test_a_weight_changed_before_the_backward_is_an_error(gpu):
     net = make_net()
     for i in range(6):
@@ -530,3 +541,16 @@ def every_stage(stage):
     for other in stage.gradients.values():
         if other is not None:
             yield from every_stage(other)
+
+
+def test_rows_made_on_a_device_are_those_of_the_cpu():
+    rows = uniform_rows(4, 3)
+    y = torch.zeros(3, dtype=F64)
+
+    made = [torch.arange(3).repeat(4), torch.arange(1, 5)[:, None].expand(4, 3).flatten()]
+    assert torch.equal(rows.sample_on(y.device), made[0])
+    assert torch.equal(rows.time_on(y.device), made[1])
+    assert torch.equal(rows.lengths_like(y), torch.full((3,), 4.0, dtype=F64))
+    meta = torch.device("meta")
+    assert rows.sample_on(meta).shape == rows.time_on(meta).shape == (12,)
+    assert rows.lengths_like(y.to(meta)).dtype == F64

@@ -222,7 +222,7 @@ class Recordings:
         assert engine is not None
         plan = SweepPlan(network.cell, layout.rows, engine)
         f = SweepMap(network, layout, tuple(named))
-        buffers = [weight_key(y) for y in (network.x0, network.mask) if y is not None]
+        buffers = [weight_key(y) for _, y in network.named_buffers()]  # read where they lie
         key = (*settings_key(network, layout), f.names, *buffers)
         data = [u] if x0 is None else [u, x0]
         ledger = Ledger(plan.checks, settles=True)
