@@ -618,6 +618,11 @@ def own_edges(setting, where, net, u, y):
     if "class numbers must lie in 0..4" not in said:
         failures.append(f"{where}: of classes out of range: {said}")
     same("after a wrong batch", lambda net: own_gradient(net, u, y, G))
+    with torch.no_grad():
+        for T in range(1, 71):  # what is kept for each shape is kept for this one, too
+            net(u[:1].expand(T, *u.shape[1:]).contiguous())
+    _ = [torch.full((64,), 77, dtype=torch.int32, device=u.device) for _ in range(500)]
+    same("after many other shapes", lambda net: own_gradient(net, u, y, G))
     return failures
 
 
