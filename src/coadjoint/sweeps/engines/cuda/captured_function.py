@@ -243,6 +243,7 @@ class CapturedFunctions:
         full_key = (
             key,
             torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),  # its tensors cannot be filled outside of it
             torch.get_float32_matmul_precision(),
             *map(data_key, data),
             *map(weight_key, weights),
