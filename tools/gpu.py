@@ -476,6 +476,215 @@ def recorded(setting):
     yield setting.best, count, failures, ""
 
 
+# loops of users' own
+
+
+WIDTHS = (
+    ("elman", 128, "last"), ("lstm", 128, "every"), ("gru", 128, "last"), ("lstm", 512, "last"),
+)  # fmt: skip
+OWN_CALLS = 8  # until everything is recorded that will be
+
+
+def own_gradient(net, u, y, G, loss="cross-entropy"):
+    """Of a loop that users write themselves: loss, penalty and gradient, in float64 on the CPU."""
+    lam = net(u).costates(loss, y)
+    value = G(lam)
+    grads = torch.autograd.grad((lam.loss + 0.3 * value).mean(), list(net.parameters()))
+    return [z.detach() for z in (lam.loss, value, *grads)]
+
+
+def own_second_derivative(net, u, y):
+    """The derivative of the squared size of a penalised gradient."""
+    lam = net(u).costates("cross-entropy", y)
+    objective = (lam.loss + 0.3 * co.penalties.log_ratio(lam)).mean()
+    by = torch.autograd.grad(objective, [net.W, net.V], create_graph=True)
+    return list(torch.autograd.grad(sum(g.square().sum() for g in by), [net.W, net.V, net.R]))
+
+
+def worst(found, truth):
+    pairs = zip(found, truth, strict=True)
+    return max(float((y.cpu().double() - z).norm() / z.norm().clamp_min(1e-300)) for y, z in pairs)
+
+
+def stage_counts(recordings):
+    """Of runs, costates and penalties: how many are recorded, and with how many gradients."""
+    counts = []
+    for kind in (recordings.runs, recordings.costates, recordings.penalties):
+        made = [e for e in kind.cache.entries.values() if type(e).__name__ == "Stage"]
+        gradients = [g for e in made for g in e.gradients.values() if g is not None]
+        counts.append((len(made), len(gradients), kind.cache.refusal))
+    return counts
+
+
+def check_repeats(setting, where, compute, truth, dtype):
+    """What is wrong with a computation that is called until it is recorded, and then again."""
+    bar, failures = BARS[dtype], []
+    for i in range(OWN_CALLS):
+        found = compute()
+        if not (off := worst(found, truth)) < bar:
+            failures.append(f"{where}: call {i}: {off:.1e}")
+    repeats = 3 if setting.dry else REPEATS
+    differ = 0
+    for _ in range(repeats):
+        again = compute()
+        differ += not all(torch.equal(y, z) for y, z in zip(found, again, strict=True))
+    if differ:
+        failures.append(f"{where}: {differ} of {repeats} repeats differ")
+    return failures
+
+
+def own_loops(setting):
+    """Replayed runs, costates and penalties against the CPU in float64, and with equal bits."""
+    failures, count = [], 0
+    for (cell, d, readout), dtype in itertools.product(WIDTHS, (F32, F64)):
+        if setting.dry and d > 128:
+            continue
+        torch.manual_seed(0)
+        plain = co.Network(
+            cell,
+            inputs=4,
+            hidden=d,
+            outputs=5,
+            readout=readout,
+            engine="reference",
+            dtype=F64,
+        )
+        u, y = torch.randn(20, 8, 4, dtype=F64), torch.randint(5, (8,))
+        if readout == "every":
+            y = torch.randint(5, (20, 8))
+        there, classes = u.to(setting.device, dtype), y.to(setting.device)
+        for name in ("log-ratio", "variance", "end-points"):
+            G = co.penalties.PENALTIES[name]
+            where = f"{cell}, d = {d}, {str(dtype)[6:]}, {name}"
+            net = copy.deepcopy(plain).to(setting.device, dtype)
+            net.engine = setting.best
+            truth = own_gradient(plain, u, y, G)
+            failures += check_repeats(
+                setting,
+                where,
+                lambda net=net, G=G, u=there, y=classes: own_gradient(net, u, y, G),
+                truth,
+                dtype,
+            )
+            count += REPEATS + OWN_CALLS
+            if not setting.dry:
+                counts = stage_counts(net.recordings)
+                if any(made != 1 or gradients != 1 for made, gradients, _ in counts):
+                    failures.append(f"{where}: recorded {counts}")
+        failures += own_edges(setting, f"{cell}, d = {d}, {dtype}", net, there, classes)
+        net = copy.deepcopy(plain).to(setting.device, dtype)
+        net.engine = setting.best
+        failures += check_repeats(
+            setting,
+            f"{cell}, d = {d}, {str(dtype)[6:]}, second derivatives",
+            lambda net=net, u=there, y=classes: own_second_derivative(net, u, y),
+            own_second_derivative(plain, u, y),
+            dtype,
+        )
+        count += REPEATS + OWN_CALLS + 8
+    yield setting.best, count, failures, ""
+
+
+def own_edges(setting, where, net, u, y):
+    """Of a network that is recorded: other values, other weights, calls in another order, NaN."""
+    failures, G = [], co.penalties.PENALTIES["end-points"]
+    plain = copy.deepcopy(net)
+    kinds = plain.recordings
+    kinds.runs.records = kinds.costates.records = kinds.penalties.records = False
+
+    def same(what, compute):
+        if not (off := worst(compute(net), [y.cpu().double() for y in compute(plain)])) < 1e-5:
+            failures.append(f"{where}: {what}: {off:.1e}")
+
+    def two_runs(net):
+        one, two = net(u).costates("cross-entropy", y), net(2 * u).costates("cross-entropy", y)
+        value = (one.loss + G(one) - 2 * G(two)).mean()
+        return torch.autograd.grad(value, list(net.parameters()))
+
+    def in_turns(net):
+        lam = net(u).costates("cross-entropy", y)
+        value = (lam.loss + G(lam)).mean()
+        early = torch.autograd.grad(value, list(net.parameters()), retain_graph=True)
+        own_gradient(net, 3 * u, y, G)
+        return [*early, *torch.autograd.grad(value, list(net.parameters()))]
+
+    same("other inputs", lambda net: own_gradient(net, -u, y, G))
+    for _ in range(OWN_CALLS):
+        same("two runs", two_runs)
+        same("a backward after another run", in_turns)
+    with torch.no_grad():
+        for each in (net, plain):
+            for p in each.parameters():
+                p.mul_(0.9)
+    same("other weights", lambda net: own_gradient(net, u, y, G))
+    same("another length", lambda net: own_gradient(net, u[:-1], y[:-1] if y.dim() == 2 else y, G))
+    bad = u.clone()
+    bad[1, 0] = torch.nan
+    said = raised(lambda: own_gradient(net, bad, y, G))
+    if "`u` holds NaN or inf, first at step 2 of sample 0" not in said:
+        failures.append(f"{where}: of NaN in the inputs: {said}")
+    said = raised(lambda: own_gradient(net, u, y + 5, G))
+    if "class numbers must lie in 0..4" not in said:
+        failures.append(f"{where}: of classes out of range: {said}")
+    same("after a wrong batch", lambda net: own_gradient(net, u, y, G))
+    with torch.no_grad():
+        for T in range(1, 71):  # what is kept for each shape is kept for this one, too
+            net(u[:1].expand(T, *u.shape[1:]).contiguous())
+    _ = [torch.full((64,), 77, dtype=torch.int32, device=u.device) for _ in range(500)]
+    same("after many other shapes", lambda net: own_gradient(net, u, y, G))
+    return failures
+
+
+class Critic(torch.nn.Module):
+    """A layer of co.nn, and a score of its last output."""
+
+    def __init__(self, kind, d):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = getattr(co.nn, kind)(4, d, dtype=F64)
+        self.head = torch.nn.Linear(d, 1, dtype=F64)
+
+    def forward(self, u):
+        return self.head(self.layer(u)[0][-1])
+
+
+def slope_penalty(critic, u):
+    """Of (||d score / du|| - 1)^2, as in WGAN-GP: the gradient by weights and inputs."""
+    x = u.clone().requires_grad_()
+    slope = torch.autograd.grad(critic(x).sum(), x, create_graph=True)[0]
+    value = (slope.norm(dim=(0, 2)) - 1).square().mean() + critic(u).mean()
+    named = {name: p for name, p in critic.named_parameters() if name != "head.bias"}
+    return [slope.detach(), *torch.autograd.grad(value, [x, *named.values()])]
+
+
+def gradient_penalties(setting):
+    """Replayed second derivatives of co.nn against the CPU in float64, and with equal bits."""
+    failures, count = [], 0
+    kinds = (("RNN", 128), ("LSTM", 128), ("GRU", 128), ("LSTM", 512))
+    for (kind, d), dtype in itertools.product(kinds, (F32, F64)):
+        if setting.dry and d > 128:
+            continue
+        where = f"{kind}, d = {d}, {str(dtype)[6:]}"
+        plain = Critic(kind, d)
+        critic = copy.deepcopy(plain).to(setting.device, dtype)
+        u = torch.randn(20, 8, 4, dtype=F64, generator=torch.Generator().manual_seed(1))
+        there = u.to(setting.device, dtype)
+        failures += check_repeats(
+            setting,
+            where,
+            lambda critic=critic, u=there: slope_penalty(critic, u),
+            slope_penalty(plain, u),
+            dtype,
+        )
+        cache = critic.layer._captured.cache
+        made = [e for e in cache.entries.values() if type(e).__name__ == "Stage"]
+        deep = [g for e in made for h in e.gradients.values() if h for g in h.gradients.values()]
+        if not setting.dry and (len(made) != 2 or not any(deep)):
+            failures.append(f"{where}: {len(made)} recordings, {len(deep)} second: {cache.refusal}")
+        count += REPEATS + OWN_CALLS
+    yield "co.nn", count, failures, ""
+
+
 def captures(setting):
     """Every shape is recorded, however often garbage is collected and whatever other threads do
     meanwhile.
@@ -642,7 +851,7 @@ def replayed(kind, device):
     """Training steps by recordings and without them: equal bits, whatever the order of calls."""
     one = module_of(kind, {"num_layers": 2, "bidirectional": True}, F32, device)
     other = copy.deepcopy(one)
-    other._captured.is_twice_differentiated = True  # never recorded
+    other._captured.records = False
     found = []
     for i in range(6):
         u = (
@@ -665,7 +874,7 @@ def replayed(kind, device):
         if not all(torch.equal(y, z) for y, z in zip(*both, strict=True)):
             found.append(f"{kind}: call {i} differs from one that was not recorded")
     kinds = [type(k).__name__ for k in one._captured.cache.entries.values()]
-    if device == "cuda" and kinds.count("CapturedModule") != 2:  # with gradients, and without
+    if device == "cuda" and kinds.count("Stage") != 2:  # with gradients, and without
         found.append(f"{kind}: {kinds} instead of recordings: {one._captured.cache.refusal}")
     return found
 
@@ -813,6 +1022,8 @@ GROUPS = {
         large,
         determinism,
         recorded,
+        own_loops,
+        gradient_penalties,
         captures,
         modules,
         shapes,

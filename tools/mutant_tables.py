@@ -18,6 +18,7 @@ OUTSIDE: dict[str, str] = {
     "diagnostics/charts.py": DOOR,
     "errors.py": DOOR,
     "gradients/captured.py": GPU,
+    "networks/captured_runs.py": GPU,
     "nn/captured.py": GPU,
     "sweeps/checks.py": GPU,
     "sweeps/engines/c/": SPEED,

@@ -202,7 +202,8 @@ _MOVED = {
     "display": "training.display",
     "files": "training.files",
     "formula": "cells.formula cells.program",
-    "graphs": "sweeps.engines.cuda.capture gradients.captured nn.captured",
+    "graphs": "sweeps.engines.cuda.capture sweeps.engines.cuda.captured_function "
+    "gradients.captured nn.captured",
     "hessian_free": "optimisers.hessian_free",
     "influence": "gradients.influence",
     "initialisers": "networks.initialisers",

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from ..networks.interface import Net, NetRun
-from ..networks.trajectory import Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
-from ..sweeps.checks import Check, defer_checks, raise_failures
+from ..sweeps.checks import Check, all_hold, defer_checks, raise_failures
 from ..sweeps.engines.cuda.capture import GraphCache, capture_graph, prepare_stream
 from ..sweeps.torch_internals import with_parameters
 from .evaluation import GradientTuple
@@ -55,7 +54,7 @@ class CapturedGradient:
         with capture_graph(self.graph, stream):
             self.result, self.checks = self.compute(compute, net, loss)
             # One number to read after a replay; the checks themselves only if it is false.
-            self.fine = torch.stack([check.holds for check in self.checks]).all()
+            self.fine = all_hold(self.checks)
 
     def compute(
         self, compute: Compute, net: Net, loss: LossLike
@@ -67,11 +66,8 @@ class CapturedGradient:
         for name, p in net.named_parameters():
             leaves[name] = p.detach().requires_grad_(p.requires_grad)
         with defer_checks() as checks, with_parameters(net, leaves):
-            result, run = compute(net, self.batch, loss, self.rho)
-            assert isinstance(run, Trajectory)  # Net.graph_key is None for other networks
-            formula_run = run.run.formula
-            assert formula_run is not None  # nor are step functions captured
-            return result, [*checks, *formula_run.plan.checks]
+            result, _ = compute(net, self.batch, loss, self.rho)
+            return result, checks
 
     def replay(self, batch: Batch, rho: float) -> GradientTuple:
         """Copy in the batch and rho, replay the graph and return copies of its results."""

@@ -317,6 +317,4 @@ class Stream:
             target = target[None]  # [T, B, ...] with T = 1
         batch = Batch(u[None], target, x0=x_before)
         result = GradientTuple(losses, torch.zeros_like(losses), gradient)
-        return make_evaluation(
-            self.net, batch, loss, result, lambda: self.net(u[None], x0=x_before)
-        )
+        return make_evaluation(self.net, batch, loss, result, lambda: self.net.run(batch))

@@ -139,7 +139,7 @@ class Window:
         weight = batch.weights(u)[self.samples]
         steps = slice(self.begin, self.end)
         with torch.enable_grad():
-            run = net(u[steps, self.samples], x0=self._start(batch, x))
+            run = net.run(Batch(u[steps, self.samples], x0=self._start(batch, x)))
             if net.readout == "last":
                 values = self._last_losses(run, batch, loss)
             else:
@@ -261,7 +261,7 @@ class Windows:
         # in the graph if the network is given x0, not the state that was stored.
         start = self.x0 if self.t == steps else x
         with torch.enable_grad():
-            run = self.net(u, x0=start)
+            run = self.net.run(Batch(u, x0=start))
             objective = run.loss(loss, y, mask=mask).mean()
             return differentiate(objective, trained_parameters(self.net))
 

@@ -11,6 +11,7 @@ readout            from states to pre-outputs: V, b_o; the chain from u to a wit
 judge              from pre-outputs to the loss of each sample
 network            Network: one recurrence and a readout
 trajectory         Trajectory: its run
+captured_runs      runs, costates and penalties of users' own loops as CUDA graphs
 chain              Chain: maps that follow one another, over depth
 chain_run          ChainRun: its run, and its costates
 chain_calls        calling the maps: what is refused or repaired

@@ -95,7 +95,7 @@ class Judge:
         """The sample of each row that counts, as a position in the order of the rows."""
         rows = self.layout.rows
         if self.every:
-            return self.select_counted(rows.sample.to(device))
+            return self.select_counted(rows.sample_on(device))
         return self.select_counted(torch.arange(rows.B, device=device))
 
     def row_losses(self, a_rows: Tensor) -> Tensor:
@@ -145,8 +145,13 @@ class Judge:
         values  one for each row that counts
         onto    the sums of earlier steps, to which they are added; None: zero
         """
+        rows = self.layout.rows
         if onto is None:
-            onto = values.new_zeros(self.layout.rows.B)
+            onto = values.new_zeros(rows.B)
+        if rows.uniform and self.weight is None and self.every and not values.is_cpu:
+            # A GPU adds the terms of index_add in any order; here in the same one each time.
+            total: Tensor = values.unflatten(0, (rows.T, rows.B)).sum(0)
+            return onto + total
         return onto.index_add(0, self.samples_of_rows(values.device), values)
 
     def apply_reduction(self, total: Tensor) -> Tensor:
@@ -156,7 +161,7 @@ class Judge:
         if self.weight is not None:
             count = self.sum_by_sample(self.select_counted(self.weight))
         elif self.every:
-            count = self.layout.rows.lengths.to(total)
+            count = self.layout.rows.lengths_like(total)
         else:
             count = torch.ones_like(total)
         return total / torch.where(count == 0, 1, count)  # a sample without rows has loss 0

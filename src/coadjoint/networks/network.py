@@ -9,6 +9,7 @@ networks/readout.py lists every link of the chain from u to a with its formula.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
@@ -22,7 +23,9 @@ from ..objectives.batch import Batch
 from ..objectives.losses import Output
 from ..sweeps.layout import Layout, lay_out
 from ..sweeps.rows import Rows
+from ..sweeps.run import SweepRun
 from ..sweeps.wrappers import refuse_wrapper_around
+from .captured_runs import Recordings, recordings_of
 from .effective_weights import EffectiveWeights
 from .interface import check_positive
 from .readout import DROPOUT_MASK, Extra, Readout, check_dropout
@@ -177,6 +180,11 @@ class Network(Recurrence, Readout):
             return None
         return self.cell, str(self.engine), self.readout, self.output, self.training
 
+    @functools.cached_property
+    def recordings(self) -> Recordings:
+        """What is captured of the runs of this network and replayed, on a GPU."""
+        return Recordings()
+
     def refuse_if_indivisible(self, what: str) -> None:
         """Refuse the method `what`, which runs one part of a sequence after the other.
 
@@ -249,7 +257,18 @@ class Network(Recurrence, Readout):
         extra = self.extra_weights()
         if readout_mask is not None:
             extra[DROPOUT_MASK] = readout_mask
-        run, _, input_weights = self.sweep(layout, u_rows, self.initial_state(batch.x0, rows.B))
+        # Only for a caller's own loop: a gradient method calls `run`, and captures all of itself.
+        recordings = recordings_of(self, batch) if called else None
+        swept = None
+        run: SweepRun
+        if recordings is not None:
+            x0 = None if batch.x0 is None else self.initial_state(batch.x0, rows.B)
+            swept = recordings.replay_sweep(self, layout, u_rows, x0)
+        if swept is None:
+            start = self.initial_state(batch.x0, rows.B)
+            run, _, input_weights = self.sweep(layout, u_rows, start)
+        else:
+            run, input_weights = swept
         a_rows = self.read_states(layout, run.x, run.last, V, b_o, u_rows, extra)
         return Trajectory(
             layout=layout,
@@ -264,4 +283,5 @@ class Network(Recurrence, Readout):
             extra=extra,
             input_weights=input_weights,
             input_mask=input_mask,
+            recordings=recordings,
         )

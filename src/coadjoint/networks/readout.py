@@ -68,9 +68,9 @@ def mean(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
 
     net, extra: not used; all summaries take the same arguments.
     """
-    sample = rows.sample.to(h.device)
+    sample = rows.sample_on(h.device)
     total = h.new_zeros(rows.B, h.shape[1]).index_add(0, sample, h)
-    return total / rows.lengths.to(h)[:, None]
+    return total / rows.lengths_like(h)[:, None]
 
 
 def tilted(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
@@ -101,13 +101,13 @@ def tilted_tanh(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
 
 def log_mean_exp(rows: Rows, y: Tensor) -> Tensor:
     """The logarithm of mean_t exp(y_t) over each sample's own steps: [N, n] -> [B, n]."""
-    sample = rows.sample.to(y.device)
+    sample = rows.sample_on(y.device)
     lowest = y.new_full((rows.B, y.shape[1]), -math.inf)
     # The largest y_t is subtracted before exp() and added afterwards. It cancels, so it is a
     # constant for derivatives.
     largest = lowest.scatter_reduce(0, sample[:, None].expand_as(y), y.detach(), "amax")
     total = y.new_zeros(rows.B, y.shape[1]).index_add(0, sample, torch.exp(y - largest[sample]))
-    return largest + torch.log(total / rows.lengths.to(y)[:, None])
+    return largest + torch.log(total / rows.lengths_like(y)[:, None])
 
 
 def attention(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
@@ -116,9 +116,10 @@ def attention(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
     alpha is the softmax of tanh(w_a . h_t + b_t) over each sample's own steps. extra holds w_a and
     the biases b_a = (b_1, b_2, ...).
     """
-    sample = rows.sample.to(h.device)
+    sample = rows.sample_on(h.device)
     b_a = extra["b_a"]
-    step = (rows.time - 1).clamp(max=len(b_a) - 1).to(h.device)  # late steps share the last b_t
+    # late steps share the last b_t
+    step = (rows.time_on(h.device) - 1).clamp(max=len(b_a) - 1)
     # The exponent is a tanh: it lies between -1 and 1, and nothing can overflow.
     weight = torch.exp(torch.tanh(h @ extra["w_a"] + b_a[step]))
     total = weight.new_zeros(rows.B).index_add(0, sample, weight)

@@ -20,6 +20,7 @@ from ..cells.transport import PicklableModule
 from ..errors import InputError, KindError, Unsupported, choose
 from ..sweeps import engines
 from ..sweeps.affine import affine
+from ..sweeps.checks import answers_late
 from ..sweeps.engines import Choice
 from ..sweeps.layout import Layout, check_dense, check_like, nonfinite_error
 from ..sweeps.plan import SweepPlan, require_finite
@@ -404,7 +405,9 @@ class Recurrence(PicklableModule):
             run = StepFunctionRun.run(weights.step_function(), layout.rows, drive, x0)
             return run, drive, input_weights
         plan = SweepPlan(self.cell, layout.rows, engine)
-        if u.is_cuda:  # lay_out has checked u on a CPU; here the check does not wait for the GPU
+        if answers_late(
+            u
+        ):  # lay_out has checked u on a CPU; here the check does not wait for the GPU
             require_finite(plan, u, lambda: nonfinite_error(layout, u))
         swept = FormulaRun.run(plan, base, side, weights.W, x0, weights.p)
         return swept, (base, side), input_weights

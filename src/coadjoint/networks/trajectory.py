@@ -27,6 +27,7 @@ from .readout import Extra
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
+    from .captured_runs import Recordings
     from .network import Network
 
 
@@ -86,6 +87,7 @@ class Trajectory(RecurrenceRun, RunOutputs):
     extra: Extra
     input_weights: InputWeights | None
     input_mask: Tensor | None = None  # the dropout mask of the inputs, [N, inputs]
+    recordings: Recordings | None = None  # what may be captured of it and replayed
 
     def __repr__(self) -> str:
         rows = self.layout.rows
@@ -123,6 +125,10 @@ class Trajectory(RecurrenceRun, RunOutputs):
         ever.
         """
         held = holds_source(hold)
+        if self.recordings is not None and mask is None:
+            replayed = self.recordings.replay_costates(self, loss, y, reduce, hold)
+            if replayed is not None:
+                return replayed
         is_given = isinstance(loss, Tensor)  # values [B], not a function of y_hat
         under_torch_func = innermost_transform() is not None
         has_graph = self.run.x.requires_grad or self.a_rows.requires_grad
@@ -144,7 +150,8 @@ class Trajectory(RecurrenceRun, RunOutputs):
         with torch.set_grad_enabled(differentiable):
             costate = self.run.costate(sources.s, sources.s_last, states_with_loss)
         value = sources.loss if differentiable else sources.loss.detach()
-        return Costates(self, costate.mantissa, costate.exponent, value)
+        replay = None if self.recordings is None else self.recordings.replay_penalty
+        return Costates(self, costate.mantissa, costate.exponent, value, replay=replay)
 
     def _sources_by_func(self, loss_of: Callable[[Tensor], Tensor]) -> LossSources:
         """The sources inside a transform of torch.func, which does not allow leaves of our own.

@@ -186,13 +186,15 @@ def barrier(switch: float = 1e-5) -> Penalty:
         is_below = (size > 0) & (log_ratio_to_switch < 0)
         return torch.where(is_below, log_ratio_to_switch, 0).square().sum(1).to(lam.loss.dtype)
 
-    return Penalty("barrier", value, barrier.__doc__, reads_run_only=True)
+    return Penalty(
+        "barrier", value, barrier.__doc__, reads_run_only=True, reads_mantissas_only=True
+    )
 
 
 PENALTIES["barrier"] = barrier()
 
 
-@register("omega")
+@register("omega", reads_mantissas_only=False)
 def omega(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||J_t' lam_t||^2 / ||lam_t||^2 - 1)^2, J_t = dx_t/dx_{t-1}, with its
     exact gradient: through the states, the costates and every parameter.  The regulariser of
@@ -202,7 +204,7 @@ def omega(lam: BaseCostates) -> Tensor:
     return masked_mean(_omega_terms(pulled, norm(pulled), size), is_nonzero)
 
 
-@register("omega-norms")
+@register("omega-norms", reads_mantissas_only=False)
 def omega_norms(lam: BaseCostates) -> Tensor:
     """sum over t = 1..T of (||J_t' lam_t|| / ||lam_t|| - 1)^2, J_t = dx_t/dx_{t-1}, with its exact
     gradient: the regulariser of `omega` as printed, without squares inside and without a mean.
@@ -237,7 +239,7 @@ def _omega_terms(pulled: Tensor, pulled_size: Tensor, size: Tensor) -> Tensor:
     return (ratio.square() + zeros.square().sum(-1) - 1).square()
 
 
-@register("omega-published")
+@register("omega-published", reads_mantissas_only=False)
 def omega_published(lam: BaseCostates) -> Tensor:
     """The same ratio as in the published code of Pascanu et al. (2013): only the immediate
     derivative with respect to W (states and costates are constants, other parameters get no
@@ -312,7 +314,7 @@ def isometry(seed: int = 0) -> Penalty:
 PENALTIES["isometry"] = isometry()
 
 
-@register("norm-stabiliser")
+@register("norm-stabiliser", reads_mantissas_only=False)
 def norm_stabiliser(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||h_t|| - ||h_{t-1}||)^2 on the states themselves (the first slot).
     Krueger & Memisevic (2015)

@@ -34,6 +34,8 @@ class Penalty(Portable):
     with_slope  its value together with its slope by the norms of mantissas (lam.size), Costates ->
            ([B], [L + 1, B]), if it depends on nothing else; for costates of which none is zero
     part   the slots of the state whose costates it takes, in alphabetical order; () for all
+    reads_mantissas_only  whether it reads mantissas, exponents and the loss of its costates, and
+           neither their run nor anything that may change from call to call; it may be captured
     reads_costates  whether its derivative goes through the costates of the loss that it is given;
            only then does Penalised(hold="source") make a difference
 
@@ -59,6 +61,7 @@ class Penalty(Portable):
     with_slope: Callable[[BaseCostates], tuple[Tensor, Tensor]] | None = None
     part: tuple[str, ...] = ()
     reads_costates: bool = True
+    reads_mantissas_only: bool = False
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
         """The penalty of each sample, [B].
@@ -67,7 +70,7 @@ class Penalty(Portable):
         the penalty is `joint` and takes them together.
         """
         if isinstance(lam, BaseCostates):
-            return self.value(lam)
+            return lam.measure(self.value) if self.reads_mantissas_only else self.value(lam)
         layers = layers_of(lam)
         if layers is None:
             raise KindError(
@@ -90,6 +93,7 @@ class Penalty(Portable):
             mixes_samples=self.mixes_samples,
             part=self.part,
             reads_costates=self.reads_costates,
+            reads_mantissas_only=self.reads_mantissas_only,
         )
 
     @property
@@ -187,6 +191,7 @@ class Penalty(Portable):
             mixes_samples=self.mixes_samples or right.mixes_samples,
             part=self.part if self.part == right.part else (),
             reads_costates=self.reads_costates or right.reads_costates,
+            reads_mantissas_only=self.reads_mantissas_only and right.reads_mantissas_only,
         )
 
     __radd__ = __add__
@@ -201,7 +206,9 @@ class Penalty(Portable):
             real("a penalty's factor", weight)
         name = f"{weight:g} {self.name}"
         product = self._like_this(name, lambda lam: weight * self(lam))
-        return replace(product, reads_run_only=False) if isinstance(weight, Tensor) else product
+        if not isinstance(weight, Tensor):
+            return product
+        return replace(product, reads_run_only=False, reads_mantissas_only=False)
 
     __rmul__ = __mul__
 
@@ -219,11 +226,19 @@ PenaltyLike = str | Penalty | Callable[[BaseCostates], Tensor]
 PENALTIES: dict[str, Penalty] = {}
 
 
-def register(name: str) -> Callable[[Callable[[BaseCostates], Tensor]], Penalty]:
+def register(
+    name: str, reads_mantissas_only: bool = True
+) -> Callable[[Callable[[BaseCostates], Tensor]], Penalty]:
     """A decorator that makes a penalty of a function and enters it into PENALTIES as `name`."""
 
     def enter(value: Callable[[BaseCostates], Tensor]) -> Penalty:
-        PENALTIES[name] = Penalty(name, value, value.__doc__, reads_run_only=True)
+        PENALTIES[name] = Penalty(
+            name,
+            value,
+            value.__doc__,
+            reads_run_only=True,
+            reads_mantissas_only=reads_mantissas_only,
+        )
         return PENALTIES[name]
 
     return enter

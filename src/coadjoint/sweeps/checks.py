@@ -1,15 +1,17 @@
 """Checks of values: made at once on a CPU, later on a GPU, where an answer waits for queued work.
 
     Check                something that must hold, and the error if it does not
+    answers_late         whether an answer would wait: of values on a GPU
     require              make a check now; while a CUDA graph is captured, collect it
     defer_checks         inside, checks are collected
-    raise_failures       make collected checks
+    settle               make collected checks, with one answer for all that hold
+    raise_failures       the same, with an answer for each
     plan.require_finite  a sweep's check that its values are finite
     plan.settle_checks   make the checks that a sweep has collected
 
-While a gradient is captured as a CUDA graph no value can be read at all. Its checks are collected
-and made after each replay (gradients/captured.py). A capture belongs to the thread that makes it:
-other threads check at once, as always.
+While operations are captured as a CUDA graph no value can be read at all. Their checks are
+collected and made after each replay (gradients/captured.py, engines/cuda/captured_function.py). A
+capture belongs to the thread that makes it: other threads check at once, as always.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 MakeError = Callable[[], Exception | None]
@@ -35,10 +38,19 @@ class Check(NamedTuple):
 _collected: ContextVar[list[Check] | None] = ContextVar("coadjoint_checks", default=None)
 
 
+def answers_late(y: Tensor) -> bool:
+    """Does reading a value of y wait for queued work? It does on a GPU."""
+    return y.is_cuda
+
+
 @contextlib.contextmanager
-def defer_checks() -> Iterator[list[Check]]:
-    """Inside, and in this thread alone, checks are collected instead of made."""
-    checks: list[Check] = []
+def defer_checks(checks: list[Check] | None = None) -> Iterator[list[Check]]:
+    """Inside, and in this thread alone, checks are collected instead of made.
+
+    checks: the list to which they are added; None for a new one.
+    """
+    if checks is None:
+        checks = []
     token = _collected.set(checks)
     try:
         yield checks
@@ -51,6 +63,12 @@ def is_deferring_checks() -> bool:
     return _collected.get() is not None
 
 
+def new_checks() -> list[Check]:
+    """The list to which a sweep adds its checks: that of `defer_checks`, or one of its own."""
+    checks = _collected.get()
+    return [] if checks is None else checks
+
+
 def require(holds: Tensor, make_error: MakeError) -> None:
     """`holds`, one bool, must be true: now, or after each replay if this thread captures a graph.
 
@@ -61,6 +79,20 @@ def require(holds: Tensor, make_error: MakeError) -> None:
         checks.append(Check(holds, make_error))
     elif not holds:
         raise_error(make_error())
+
+
+def settle(checks: list[Check]) -> None:
+    """Make the checks collected so far and forget them; the first that fails raises its error."""
+    made = checks[:]
+    checks.clear()
+    # One answer for all checks first: each answer waits for the GPU.
+    if made and not all_hold(made).item():
+        raise_failures(made)
+
+
+def all_hold(checks: Sequence[Check]) -> Tensor:
+    """Do all checks hold? One bool, on their device."""
+    return torch.stack([check.holds for check in checks]).all()
 
 
 def raise_failures(checks: Sequence[Check]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -34,6 +34,10 @@ __all__ = [
     "norm",
     "stack_padded",
 ]
+
+
+Measure = Callable[["BaseCostates"], Tensor]
+Replay = Callable[["Costates", Measure], Tensor]
 
 
 class Axis(NamedTuple):
@@ -181,6 +185,10 @@ class BaseCostates(ABC):
         """The costates of each layer; of a network with one layer, these."""
         return (self,)
 
+    def measure(self, G: Measure) -> Tensor:
+        """G of these costates, [B], for a G that reads mantissas, exponents and loss alone."""
+        return G(self)
+
     def forwards(self) -> BaseCostates:
         """The costates of the layers that read forwards, joined: here, all of them."""
         return self
@@ -323,6 +331,8 @@ class Costates(BaseCostates):
     rows: Tensor  # mantissas [B + N, n]
     powers: Tensor  # exponents [B + N]
     loss: Tensor  # [B]
+    # G of these costates where that may be captured and replayed; None where it may not
+    replay: Replay | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         rows = self.trajectory.layout.rows
@@ -365,6 +375,10 @@ class Costates(BaseCostates):
         """Do all samples have the same length?"""
         return self.trajectory.layout.rows.uniform
 
+    def measure(self, G: Measure) -> Tensor:
+        """G of these costates, [B], for a G that reads mantissas, exponents and loss alone."""
+        return G(self) if self.replay is None else self.replay(self, G)
+
     @property
     def mask(self) -> Tensor:
         """[T + 1, B]: does the costate exist?"""
@@ -376,6 +390,9 @@ class Costates(BaseCostates):
     @property
     def last(self) -> Tensor:
         """[B]: the time step of each sample's last costate, its length."""
+        if self.uniform:  # made on the device, so that nothing is copied to it
+            rows = self.trajectory.layout.rows
+            return torch.full((rows.B,), rows.T, device=self.loss.device)
         return self.trajectory.lengths.to(self.loss.device)
 
     def last_mantissa(self) -> Tensor:

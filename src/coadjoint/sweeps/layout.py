@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ..cells.parameters import DTYPES, HALF_PRECISION
 from ..errors import InputError, KindError, Unsupported, brief
+from .checks import answers_late
 from .functions import vmap_error
 from .pointers import has_lost_memory, refuse_if_without_values
 from .rows import Indices, Rows, uniform_rows
@@ -186,7 +187,7 @@ def lay_out(u: object, lengths: object, inputs: int, like: Tensor) -> tuple[Layo
             f"{type(u).__name__}."
         )
     # A sum is quicker than a test of every number, which follows only if the sum is not finite.
-    if not flat.is_cuda and not math.isfinite(flat.sum().item()):
+    if not answers_late(flat) and not math.isfinite(flat.sum().item()):
         error = nonfinite_error(layout, flat)
         if error is not None:
             raise error

@@ -17,12 +17,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn, Protocol, SupportsIndex
 
-import torch
 from torch import Tensor
 
 from ..cells.cell import Cell
 from ..errors import Unsupported
-from .checks import Check, MakeError, is_deferring_checks, raise_error, raise_failures
+from .checks import (
+    Check,
+    MakeError,
+    answers_late,
+    is_deferring_checks,
+    new_checks,
+    raise_error,
+    settle,
+)
 from .rows import Link, Rows
 
 
@@ -122,13 +129,14 @@ class SweepPlan:
     checked: a value that leaves the range of its type is an error that names the step; otherwise
     inf and NaN go through, as in torch, where a GradScaler and others wait for them.
     defers_checks: the plan was made while its gradient is captured as a CUDA graph. It is noted
-    here because the backward runs in a thread of autograd, which does not know of the capture.
+    here because the backward runs in a thread of autograd, which does not know of the capture. Its
+    checks are then added to those of the capture.
     """
 
     cell: Cell
     rows: Rows
     engine: Engine
-    checks: list[Check] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=new_checks)
     checked: bool = True
     defers_checks: bool = field(default_factory=is_deferring_checks)
 
@@ -149,7 +157,7 @@ def require_finite(plan: SweepPlan, y: Tensor, make_error: MakeError) -> None:
     if not plan.checked:
         return
     # A sum is finite only if all of its terms are, and quick. It may overflow where they are.
-    if y.is_cuda:
+    if answers_late(y):
         plan.checks.append(Check(y.detach().sum().isfinite(), make_error))
     elif not math.isfinite(y.sum().item()):
         raise_error(make_error())
@@ -157,10 +165,5 @@ def require_finite(plan: SweepPlan, y: Tensor, make_error: MakeError) -> None:
 
 def settle_checks(plan: SweepPlan) -> None:
     """Make the checks collected so far; the first that fails raises its error."""
-    if plan.defers_checks:
-        return  # they are made after each replay of the CUDA graph
-    checks = plan.checks[:]
-    plan.checks.clear()
-    # One answer for all checks first: each answer waits for the GPU.
-    if checks and not torch.stack([check.holds for check in checks]).all().item():
-        raise_failures(checks)
+    if not plan.defers_checks:  # else they are made after each replay of the CUDA graph
+        settle(plan.checks)

@@ -203,6 +203,25 @@ class Rows:
         """The step t = 1..T of each row of a step array, [N]."""
         return torch.from_numpy(self.index.time)
 
+    def sample_on(self, device: torch.device) -> Tensor:
+        """`sample` on a device. Of samples of one length it is made there: nothing is copied."""
+        if device.type == "cpu" or not self.uniform:
+            return self.sample.to(device)
+        return torch.arange(self.B, device=device).repeat(self.T)
+
+    def time_on(self, device: torch.device) -> Tensor:
+        """`time` on a device, in the same way."""
+        if device.type == "cpu" or not self.uniform:
+            return self.time.to(device)
+        steps = torch.arange(1, self.T + 1, device=device)
+        return steps[:, None].expand(self.T, self.B).flatten()
+
+    def lengths_like(self, y: Tensor) -> Tensor:
+        """`lengths` in the type of y and on its device, in the same way."""
+        if y.device.type == "cpu" or not self.uniform:
+            return self.lengths.to(y)
+        return y.new_full((self.B,), self.T)
+
     @functools.cached_property
     def index(self) -> Index:
         """The samples, times and neighbours of the rows, found when first needed."""

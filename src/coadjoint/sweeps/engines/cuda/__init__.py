@@ -4,5 +4,7 @@ engine      the three loops, and pointwise operations
 source      the kernels' source: the formula, and templates (arguments.cuh, product.cuh, loops.cuh)
 geometry    how a network lies on the chip
 driver      compiling, keeping, loading and launching kernels
-capture     CUDA graphs of gradients and modules
+capture     CUDA graphs: how operations are recorded, and which recordings are kept
+captured_stages    a function and its derivatives, one graph for each
+captured_function  such functions in torch's graph, for modules and loops of users' own
 """

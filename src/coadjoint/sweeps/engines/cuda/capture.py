@@ -1,8 +1,8 @@
 """CUDA graphs: operations recorded once and replayed as a whole.
 
 On a GPU a gradient is a hundred small operations, and launching each of them takes longer than
-running it. GraphCache serves the gradients (gradients/captured.py) and the modules of co.nn
-(nn/captured.py).
+running it. GraphCache serves the gradients (gradients/captured.py) and functions with derivatives
+(captured_function.py).
 """
 
 from __future__ import annotations
@@ -82,13 +82,19 @@ class RefuseWaiting(TorchDispatchMode):
         return any(y.is_cuda != result.is_cuda for y in arrays)
 
 
-def prepare_stream(device: torch.device, rehearse: Callable[[], object]) -> torch.cuda.Stream:
+def prepare_stream(
+    device: torch.device,
+    rehearse: Callable[[], object],
+    stream: torch.cuda.Stream | None = None,
+) -> torch.cuda.Stream:
     """A stream to record on, after two rehearsals: calls of what is to be recorded.
 
     The first may load kernels, which waits for the device. The second finds what cannot be
     recorded: an operation that fails while recording would leave the device in disorder.
+    stream: the one to record on; None for a new one.
     """
-    stream = torch.cuda.Stream(device)
+    if stream is None:
+        stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         rehearse()
@@ -144,10 +150,19 @@ class GraphCache(Generic[Captured]):
             calls = entry + 1
             # What is dropped here is destroyed before a recording begins, not while it goes on.
             while len(self.entries) >= MOST_RECORDINGS:
-                self.entries.popitem(last=False)
+                self.drop_one()
             entry = calls if calls <= CALLS_BEFORE_RECORDING else self.record(build)
         self.entries[key] = entry  # at the end: the one used last is dropped last
         return None if isinstance(entry, int) else entry
+
+    def drop_one(self) -> None:
+        """Drop the oldest count, or else the oldest recording.
+
+        So keys that are never met again, such as a function made anew for each call, do not drive
+        out recordings.
+        """
+        counts = [key for key, entry in self.entries.items() if isinstance(entry, int)]
+        del self.entries[counts[0] if counts else next(iter(self.entries))]
 
     def record(self, build: Callable[[], Captured]) -> Captured | None:
         """Make a recording; None, with a warning the first time, if it cannot be made.

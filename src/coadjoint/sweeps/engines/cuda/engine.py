@@ -136,7 +136,7 @@ def array_sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
     return step_arrays | state_arrays | others
 
 
-@functools.lru_cache(64)
+@functools.cache  # without a limit: a CUDA graph may read them as long as the process runs
 def _uniform_positions(T: int, B: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The row_positions of B samples of T steps, kept: the starts (a dummy), and the lengths."""
     starts = torch.zeros(1, dtype=torch.int64, device=device)  # not read: kernels compute t B

@@ -1,0 +1,280 @@
+"""Functions that repeat, as CUDA graphs in torch's graph: they can be differentiated like others.
+
+On a GPU a call is a hundred small operations, and launching each of them takes longer than running
+it. A function that is called again and again with data of one shape is captured once and replayed
+from then on, and so are its derivatives (captured_stages.py). A backward whose stage is not
+captured, or finds that a later call has overwritten what it reads, computes operation by operation.
+
+Replays read no values. Where the function makes checks, each replay leaves one answer for all of
+them in a Ledger; if it says no, the operations are repeated one by one to find out why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ...checks import Check, defer_checks, raise_failures, settle
+from ...functions import Context, Gradients, is_transformed, needed_inputs
+from ...torch_internals import change_count
+from .capture import GraphCache
+from .captured_stages import Map, Pattern, Results, Stage, Use, capture_function
+
+MOST_AT_ONCE = 3  # recordings of one function, for calls whose backward is yet to come
+
+
+class Ledger(NamedTuple):
+    """Where the checks of replays are kept until somebody waits for the device."""
+
+    checks: list[Check]
+    settles: bool  # are they made at the end of each backward?
+
+
+class CapturedCall(NamedTuple):
+    """One call of a captured function, or of a gradient of it."""
+
+    stage: Stage
+    root: Stage  # stage 0, which keeps all others alive
+    f: Map  # for what must be computed operation by operation
+    ledger: Ledger | None
+    use: Use
+
+    def note(self, stage: Stage, holds: Tensor | None, tensors: Sequence[Tensor]) -> None:
+        """Keep a check: whether all those of a stage hold, for these tensors."""
+        if self.ledger is None or holds is None:
+            return
+        values = [y.detach() for y in tensors]
+        call = self._replace(stage=stage, ledger=None, use=Use())
+        again = functools.partial(check_again, call, values)
+        self.ledger.checks.append(Check(holds, again))
+
+    def settle(self) -> None:
+        """Make the checks, if it is for this call to do so."""
+        if self.ledger is not None and self.ledger.settles:
+            settle(self.ledger.checks)
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Inside, what is computed operation by operation adds its checks to the ledger."""
+        if self.ledger is None:
+            yield
+            return
+        with defer_checks(self.ledger.checks):
+            yield
+
+
+def check_again(call: CapturedCall, values: Sequence[Tensor]) -> None:
+    """Compute a stage operation by operation, and raise the error of the check that fails.
+
+    values: those of its tensors, as constants.
+    """
+    leaves = []
+    for y, is_trained in zip(values, call.stage.is_trained, strict=True):
+        leaves.append(y.detach().requires_grad_(is_trained))
+    with torch.enable_grad(), defer_checks() as checks:
+        call.stage.compute(call.f, leaves)
+    raise_failures(checks)
+
+
+class ReplayContext(Context):
+    """What a forward leaves for its backward, in torch's `ctx`."""
+
+    call: CapturedCall
+    turns: tuple[int, ...]  # of the stage and those before it, after this forward
+    weights: Sequence[Tensor]
+    versions: list[int]  # of the weights
+
+
+class ReplayedFunction(Function):
+    """apply(call, *tensors) -> the outputs of the call's stage."""
+
+    @staticmethod
+    def forward(ctx: ReplayContext, call: CapturedCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Replay the stage, and save the tensors in case its gradient must be computed."""
+        stage = call.stage
+        call.note(stage, stage.replay(tensors[stage.own]), tensors)
+        outputs = stage.copy_outputs()
+        ctx.call = call
+        ctx.turns = stage.turns
+        ctx.weights = tensors[stage.weight_slice]
+        ctx.versions = list(map(version, ctx.weights))
+        ctx.set_materialize_grads(False)
+        constants = []
+        for y, is_differentiable in zip(outputs, stage.is_differentiable, strict=True):
+            if not is_differentiable:
+                constants.append(y)
+        ctx.mark_non_differentiable(*constants)
+        ctx.save_for_backward(*tensors)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: ReplayContext, *bars: Tensor | None) -> Gradients:
+        """The gradient by all tensors; bars: of the outputs, None where it does not come through.
+
+        It is replayed if it has been captured, and if what it reads is still there.
+        """
+        call = ctx.call
+        stage = call.stage
+        again = torch.is_grad_enabled()
+        needed = needed_inputs(ctx)[1:]  # without that of `call`
+        wanted = tuple(a and b for a, b in zip(needed, stage.is_trained, strict=True))
+        pattern = Pattern(tuple(bar is not None for bar in bars), wanted, again)
+        given = [bar for bar in bars if bar is not None]
+        if not given or not any(wanted):
+            return (None,) * (1 + len(wanted))
+        captured = stage.find_gradient(pattern) if can_be_replayed(ctx) else None
+        # The gradient of a replayed gradient will read the recording again.
+        call.use.is_over |= captured is None or not again
+        grads: Results
+        if captured is None:
+            tensors = tuple(cut_off(y, again) for y in ctx.saved_tensors)
+            with call.collecting():
+                grads = stage.compute_gradient(call.f, tensors, pattern, given, again)
+        elif again:
+            tensors = (*ctx.saved_tensors, *given)
+            outputs = ReplayedFunction.apply(call._replace(stage=captured), *tensors)
+            grads = captured.assemble(tensors, outputs)
+        else:
+            holds = captured.replay(given)
+            outputs = captured.copy_gradients()
+            tensors = ()  # unpacking those that are saved may run hooks: only if they are read
+            if holds is not None or captured.returns_arguments:
+                tensors = (*ctx.saved_tensors, *given)
+            call.note(captured, holds, tensors)
+            grads = captured.assemble(tensors, outputs)
+        call.settle()
+        return None, *fill_in(grads, wanted)
+
+
+def can_be_replayed(ctx: ReplayContext) -> bool:
+    """Is what a captured gradient reads as it was after the forward, in an ordinary backward?"""
+    if ctx.turns != ctx.call.stage.turns or is_transformed():
+        return False
+    # A weight that was changed in place is an error, which torch raises for the saved tensors.
+    if ctx.versions != list(map(version, ctx.weights)):
+        return False
+    return not torch.cuda.is_current_stream_capturing()
+
+
+def cut_off(y: Tensor, again: bool) -> Tensor:
+    """`y` for a partial derivative by it: what it was computed from is not seen beyond it.
+
+    again: the derivative will be differentiated, and is then that of `y` as it was computed.
+    """
+    if again:
+        return y.view_as(y)
+    return y.detach().requires_grad_(y.requires_grad)
+
+
+def is_in_use(stage: Stage) -> bool:
+    """Has the last call of a recording a graph through which no backward has gone yet?"""
+    use = None if stage.use is None else stage.use()
+    return use is not None and not use.is_over
+
+
+def version(y: Tensor) -> int:
+    """How often y was changed in place; 0 where torch does not count."""
+    return 0 if y.is_inference() else change_count(y)
+
+
+def fill_in(values: Results, places: Sequence[bool]) -> list[Tensor | None]:
+    """The values, one after the other, where `places` is true; None elsewhere."""
+    remaining = iter(values)
+    filled: list[Tensor | None] = []
+    for has_value in places:
+        filled.append(next(remaining) if has_value else None)
+    return filled
+
+
+def data_key(y: Tensor) -> Hashable:
+    """What must not change of an input for a graph to be replayed; its values are copied in."""
+    return (y.shape, y.stride(), y.dtype, y.device, y.requires_grad)
+
+
+def weight_key(w: Tensor) -> Hashable:
+    """What must not change of a weight for a graph to be replayed; it is read where it lies."""
+    return (w.data_ptr(), w.shape, w.stride(), w.dtype, w.requires_grad)
+
+
+class CapturedFunctions:
+    """The captured functions of one object, by what they depend on.
+
+    what     in the warning if something cannot be captured, "this module" for instance
+    records  False: nothing is captured any more
+    """
+
+    def __init__(self, what: str = "this function") -> None:
+        self.what = what
+        self.records = True
+        self.cache: GraphCache[Stage] = GraphCache(what)
+
+    def __deepcopy__(self, memo: object) -> CapturedFunctions:
+        return type(self)(self.what)  # without graphs: a copied object has its weights elsewhere
+
+    def __reduce__(self) -> tuple[type[CapturedFunctions], tuple[str]]:
+        # Pickled without graphs, which belong to this process.
+        return type(self), (self.what,)
+
+    def replay(
+        self,
+        key: Hashable,
+        f: Map,
+        data: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        ledger: Ledger | None = None,
+    ) -> Results | None:
+        """f(data, weights), by a CUDA graph from the third call with tensors of these shapes on.
+
+        None: the caller must compute it. data are copied; weights are read where they lie, and must
+        be leaves. f must be a function of both that makes the same operations each time.
+
+        key     what else f depends on
+        ledger  for the checks that f makes; None if it makes none
+        """
+        if not self.records or is_transformed() or torch.cuda.is_current_stream_capturing():
+            return None
+        full_key = (
+            key,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),  # its tensors cannot be filled outside of it
+            torch.get_float32_matmul_precision(),
+            *map(data_key, data),
+            *map(weight_key, weights),
+        )
+        # A recording is left alone while a backward will read it: another one is made, or used.
+        for number in range(MOST_AT_ONCE):
+            numbered = (number, full_key)
+            stage = self.cache.find(numbered, lambda: capture_function(f, data, weights))
+            if stage is None or not self._capture_waiting(numbered, stage):
+                return None
+            if not is_in_use(stage):
+                break
+        else:
+            return None
+        use = Use()
+        stage.use = weakref.ref(use)
+        tensors = (*data, *weights)
+        outputs = ReplayedFunction.apply(CapturedCall(stage, stage, f, ledger, use), *tensors)
+        return stage.assemble(tensors, outputs)
+
+    def _capture_waiting(self, key: Hashable, root: Stage) -> bool:
+        """Capture the gradients that were needed since the last call; False if one cannot be."""
+        while root.waiting:
+            path = root.waiting.pop(0)
+
+            def capture(path: Sequence[Pattern] = path) -> Stage:
+                root.capture_along(path)
+                return root
+
+            if self.cache.record(capture) is None:
+                # A gradient that is computed computes its function again: better without graphs.
+                self.cache.entries[key] = None
+                return False
+        return True
