@@ -72,16 +72,16 @@ def pointers(
     entries, dtypes: how many values of which type the loop takes each array for. An array that does
     not lie so is copied; one that is not what the loop expects is refused. names: for the message.
     """
-    addresses: list[int] = []
-    owners: list[Tensor | None] = []
-    for name, array, count, dtype in zip(names, arrays, entries, dtypes, strict=True):
+    addresses = [0] * len(arrays)
+    owners: list[Tensor | None] = [None] * len(arrays)
+    for i, array in enumerate(arrays):
         if array is None:
-            addresses.append(0)
-            owners.append(None)
             continue
+        dtype = dtypes[i]
+        values = entries[i]
         y = array
         if type(y) not in PLAIN:
-            y = plain_part(array, Expected(name, count, dtype, device))
+            y = plain_part(array, Expected(names[i], values, dtype, device))
         try:
             if not y.is_contiguous():
                 y = contiguous_copy(y)
@@ -90,16 +90,16 @@ def pointers(
             room = y.untyped_storage().nbytes()  # in bytes, from the start of the storage
             address = y.data_ptr()
         except RuntimeError:  # a wrapper of torch.func, a sparse tensor, or too little memory
-            raise refusal_error(array, Expected(name, count, dtype, device)) from None
-        size = dtype.itemsize
-        enough = room >= (y.storage_offset() + count) * size
-        if not enough or y.nbytes != count * size or y.dtype is not dtype or y.device != device:
-            raise refusal_error(array, Expected(name, count, dtype, device))
-        if address == 0 and count > 0:
-            y = stored_zeros(y, Expected(name, count, dtype, device))
+            raise refusal_error(array, Expected(names[i], values, dtype, device)) from None
+        size = values * dtype.itemsize
+        enough = room >= y.storage_offset() * dtype.itemsize + size
+        if not enough or y.nbytes != size or y.dtype is not dtype or y.device != device:
+            raise refusal_error(array, Expected(names[i], values, dtype, device))
+        if address == 0 and values > 0:
+            y = stored_zeros(y, Expected(names[i], values, dtype, device))
             address = y.data_ptr()
-        addresses.append(address)
-        owners.append(y)
+        addresses[i] = address
+        owners[i] = y
     return Pointers(addresses, owners)
 
 

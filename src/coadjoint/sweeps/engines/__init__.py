@@ -57,6 +57,7 @@ class Choice(str):
         return choice
 
 
+@functools.cache
 def load(name: str) -> Engine | None:
     """Import the module with an engine's three loops; None for 'autograd', which has no module."""
     if name == "autograd":
