@@ -13,13 +13,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from coadjoint.networks import captured_runs, recurrence
-from coadjoint.networks.network import Network
-from coadjoint.nn.layers import LayeredModule
+from coadjoint.networks import captured_runs, network, recurrence
+from coadjoint.nn import layers
 from coadjoint.sweeps import checks, costates, layout, norms, plan
 from coadjoint.sweeps.engines import eager
 from coadjoint.sweeps.engines.c import per_sample, row_products
-from coadjoint.sweeps.engines.cuda import captured_stages
+from coadjoint.sweeps.engines.cuda import captured_stages, repeatable
 from coadjoint.sweeps.engines.eager import fused
 
 capturing = []  # the recordings under way
@@ -87,14 +86,6 @@ def prepare_stream(device, rehearse, stream=None):
     return stream or object()
 
 
-def graph_key(net):
-    """As Network.graph_key, of any engine but "autograd"."""
-    is_random = net.dropout and net.training
-    if net.cell is None or is_random or net.engine == "autograd":
-        return None
-    return net.cell, str(net.engine), net.readout, net.output, net.training
-
-
 def install(monkeypatch):
     """Tensors on the CPU are taken for tensors on a GPU, by what records and by what checks.
 
@@ -105,17 +96,11 @@ def install(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
     monkeypatch.setattr(captured_stages, "capture_graph", capture_graph)
     monkeypatch.setattr(captured_stages, "prepare_stream", prepare_stream)
-    monkeypatch.setattr(Network, "graph_key", graph_key)
-    for module in (checks, plan, layout, recurrence, captured_runs):
+    monkeypatch.setattr(network, "CAPTURED_ENGINES", ("cpu", "eager", "reference", "scan"))
+    for module in (checks, plan, layout, recurrence, captured_runs, layers, repeatable):
         monkeypatch.setattr(module, "answers_late", lambda y: True)
     for module in (norms, costates):
         monkeypatch.setattr(module, "is_within_range", lambda *_: False)
     for module in (per_sample, row_products):
         monkeypatch.setattr(module, "can_run", lambda *_: False)
     monkeypatch.setattr(eager, "loops_for", lambda like: fused)
-    monkeypatch.setattr(LayeredModule, "_is_replayable", is_replayable)
-
-
-def is_replayable(module, frame, u):
-    """As LayeredModule._is_replayable, of a module that draws nothing."""
-    return frame.rows is not None and frame.rows.uniform and not frame.is_recorded

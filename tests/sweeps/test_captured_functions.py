@@ -515,7 +515,7 @@ def gradient_penalty(critic, u):
 def test_gradient_penalties_of_modules(kind, options, gpu):
     critic = Critic(kind, **options)
     plain = copy.deepcopy(critic)
-    plain.layer._captured.records = False
+    plain.layer.recordings.records = False
     for i in range(8):
         u, _ = draw(i)
         assert_same(gradient_penalty(critic, u), gradient_penalty(plain, u))
@@ -527,7 +527,7 @@ def test_gradient_penalties_of_modules(kind, options, gpu):
             results.append([p.grad for p in each.parameters()])
         assert_same(*results)
     [one, *others] = [
-        e for e in critic.layer._captured.cache.entries.values() if isinstance(e, Stage)
+        e for e in critic.layer.recordings.cache.entries.values() if isinstance(e, Stage)
     ]
     found = [stage for each in (one, *others) for stage in every_stage(each)]
     assert {len(stage.path) for stage in found} == {0, 1, 2}

@@ -534,6 +534,21 @@ def test_no_garbage_is_collected_during_a_recording(monkeypatch):
     assert gc.isenabled()
 
 
+class OnDevice(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_an_index_on_the_cpu_is_refused_in_the_rehearsal():
+    """It is copied to the device, which no recording can do; it stands inside a list."""
+    mode = capture.RefuseWaiting()
+    y = torch.randn(4).as_subclass(OnDevice)
+    assert mode.changes_device((y, [torch.tensor([0, 1])]), y)
+    assert not mode.changes_device((y, [torch.tensor([0, 1]).as_subclass(OnDevice)]), y)
+    assert not mode.changes_device((y, [torch.tensor(1)]), y)
+
+
 @pytest.mark.parametrize(
     ("compute", "reads"),
     [
@@ -543,6 +558,7 @@ def test_no_garbage_is_collected_during_a_recording(monkeypatch):
         (lambda y: y.masked_select(y > 0), True),
         (lambda y: torch.where(y > 0, y, 0).sum(), False),
         (lambda y: y[torch.tensor([0, 1])], False),
+        (lambda y: torch.cat([y, y]), False),
     ],
 )
 def test_code_that_depends_on_values_is_refused_in_the_rehearsal(compute, reads):

@@ -18,7 +18,9 @@ from ..networks.interface import Net, NetRun
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..sweeps.checks import Check, all_hold, defer_checks, raise_failures
-from ..sweeps.engines.cuda.capture import GraphCache, capture_graph, prepare_stream
+from ..sweeps.engines.cuda.capture import GraphCache, LastStream, capture_graph, prepare_stream
+from ..sweeps.engines.cuda.captured_function import weight_key
+from ..sweeps.engines.cuda.repeatable import function_key, may_record
 from ..sweeps.torch_internals import with_parameters
 from .evaluation import GradientTuple
 
@@ -50,6 +52,7 @@ class CapturedGradient:
         self.rho = torch.full((), rho, dtype=batch.u.dtype, device=batch.u.device)
         # Before it is recorded, the computation is rehearsed.
         stream = prepare_stream(batch.u.device, lambda: self.compute(compute, net, loss))
+        self.last_stream = LastStream(batch.u.device)  # of the last replay
         self.graph = torch.cuda.CUDAGraph()
         with capture_graph(self.graph, stream):
             self.result, self.checks = self.compute(compute, net, loss)
@@ -71,6 +74,7 @@ class CapturedGradient:
 
     def replay(self, batch: Batch, rho: float) -> GradientTuple:
         """Copy in the batch and rho, replay the graph and return copies of its results."""
+        self.last_stream.wait()
         for name in ("u", "y", "x0"):
             graph_input = getattr(self.batch, name)
             if isinstance(graph_input, Tensor):
@@ -131,21 +135,17 @@ class CapturedGradients:
         if not can_be_captured(batch) or not isinstance(net, Net):
             return None
         network_key = net.graph_key()
-        # Inside someone else's capture, the operations are recorded there one by one.
-        if network_key is None or torch.cuda.is_current_stream_capturing():
+        loss_key = function_key(loss)
+        if network_key is None or loss_key is None or not may_record():
             return None
         # A graph reads the weights where they lie, so their values may change but not their places.
         tensors = (*net.named_parameters(), *net.named_buffers())
-        weights = tuple((name, y.data_ptr(), y.requires_grad) for name, y in tensors)
-        try:
-            hash(loss)
-        except TypeError:  # such a loss cannot be a part of a key
-            return None
+        weights = tuple((name, weight_key(y)) for name, y in tensors)
         return (
             id(net),
             network_key,
             weights,
-            loss,
+            loss_key,
             shape_key(batch.u),
             shape_key(batch.y),
             shape_key(batch.x0),

@@ -21,6 +21,7 @@ from ..objectives.penalty_type import layers_of
 from ..objectives.schedules import Schedule
 from ..objectives.state_parts import part_of_each
 from ..objectives.weights import Steered
+from ..sweeps.engines.cuda.repeatable import function_key
 from .bptt import BPTT
 from .by_hand import HandGradient
 from .captured import is_on_gpu
@@ -197,8 +198,10 @@ class Penalised(Method):
             # A graph belongs to one `share`. It reads rho from a tensor, so it serves any
             # rho but 0, for which the objective is L alone (see _objective). A penalty that draws
             # at random would draw the same in every replay.
-            kind = (self.share, self.hold)
-            result = self.captured(self._compute_to_capture, net, batch, loss, rho, kind)
+            penalty_key = function_key(self.penalty.value)
+            if penalty_key is not None:
+                kind = (self.share, self.hold, penalty_key)
+                result = self.captured(self._compute_to_capture, net, batch, loss, rho, kind)
         if result is None:
             return None
         self._note_decays(result.decays)

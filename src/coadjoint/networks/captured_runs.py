@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from ..objectives.batch import Batch
-from ..objectives.losses import Loss, LossLike
+from ..objectives.losses import LossLike
 from ..sweeps import engines
 from ..sweeps.checks import answers_late, is_deferring_checks
 from ..sweeps.costates import Costates, Measure, RecurrenceRun
 from ..sweeps.engines.cuda.capture import Unrecordable
 from ..sweeps.engines.cuda.captured_function import CapturedFunctions, Ledger, weight_key
 from ..sweeps.engines.cuda.captured_stages import Results
+from ..sweeps.engines.cuda.repeatable import function_key
 from ..sweeps.layout import Layout
 from ..sweeps.plan import Engine, Saved, SweepPlan
 from ..sweeps.run import FormulaRun, RunView
@@ -186,24 +187,16 @@ def may_replay() -> bool:
 
 def settings_key(network: Network, layout: Layout) -> tuple[object, ...]:
     """What runs and costates of a network depend on other than tensors."""
-    beta = getattr(network, "beta", None)
-    return network.graph_key(), network.summary, beta, layout.rows.T, layout.rows.B
+    return network.graph_key(), layout.rows.T, layout.rows.B
 
 
 class Recordings:
-    """What is captured of a network's runs."""
+    """What is captured of a network's runs. Copies of a network have recordings of their own."""
 
     def __init__(self) -> None:
         self.runs = CapturedFunctions("this run")
         self.costates = CapturedFunctions("the computation of these costates")
         self.penalties = CapturedFunctions("this penalty")
-
-    def __deepcopy__(self, memo: object) -> Recordings:
-        return Recordings()  # without graphs: a copied network has its weights elsewhere
-
-    def __reduce__(self) -> tuple[type[Recordings], tuple[()]]:
-        # Pickled without graphs, which belong to this process.
-        return Recordings, ()
 
     def replay_sweep(
         self, network: Network, layout: Layout, u: Tensor, x0: Tensor | None
@@ -233,19 +226,24 @@ class Recordings:
         return swept.run(plan), swept.input_weights
 
     def replay_costates(
-        self, trajectory: Trajectory, loss: object, y: object, reduce: str, hold: str | None
+        self,
+        trajectory: Trajectory,
+        loss: LossLike | Tensor,
+        y: object,
+        reduce: str,
+        hold: str | None,
     ) -> Costates | None:
         """The costates of a trajectory that may be captured; None: compute them.
 
-        Losses by name and of type Loss are captured. A function of the user's may be another one at
-        the next call, without a sign of it.
+        A function of the user's is captured if it is known what it depends on.
         """
         run = trajectory.run
         if not isinstance(run, FormulaRun) or not run.x.requires_grad:
             return None
-        if not isinstance(loss, str | Loss) or not isinstance(y, Tensor) or not may_replay():
+        if isinstance(loss, Tensor) or not isinstance(y, Tensor) or y.device != run.x.device:
             return None
-        if y.device != run.x.device:
+        loss_key = function_key(loss)
+        if loss_key is None or not may_replay():
             return None
         named = {"x": run.x, "last": run.last, "V": trajectory.V, "y": y}
         optional = {"a": run.saved.a, "v": run.saved.v, "p": run.saved.p, "q": run.saved.q}
@@ -263,7 +261,8 @@ class Recordings:
         network = trajectory.network
         names = (*data, *weights)
         f = CostatesMap(network, trajectory.layout, run.plan.engine, names, loss, reduce, hold)
-        key = (*settings_key(network, trajectory.layout), f.engine, names, loss, reduce, hold)
+        key: tuple[object, ...] = (run.plan.engine, names, loss_key, reduce, hold)
+        key += settings_key(network, trajectory.layout)
         ledger = Ledger(run.plan.checks, settles=False)
         results = self.costates.replay(key, f, list(data.values()), list(weights.values()), ledger)
         if results is None:
@@ -276,12 +275,13 @@ class Recordings:
 
     def replay_penalty(self, lam: Costates, G: Measure) -> Tensor:
         """The penalty G of costates, [B]; computed where it is not captured."""
-        if not lam.rows.requires_grad or not may_replay():
+        measure_key = function_key(G)
+        if measure_key is None or not lam.rows.requires_grad or not may_replay():
             return G(lam)
         run = lam.trajectory
         f = MeasureMap(G, run.layout, run.hidden, run.slot_names)
-        key = (G, run.layout.rows.T, run.layout.rows.B)
-        results = self.penalties.replay(key, f, [lam.rows, lam.powers, lam.loss.detach()], ())
+        key = (measure_key, run.layout.rows.T, run.layout.rows.B)
+        results = self.penalties.replay(key, f, [lam.rows, lam.powers, lam.loss], ())
         if results is None:
             return G(lam)
         (value,) = results

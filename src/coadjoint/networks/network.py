@@ -21,6 +21,7 @@ from ..cells.cell import Cell
 from ..errors import Unsupported
 from ..objectives.batch import Batch
 from ..objectives.losses import Output
+from ..sweeps.engines.cuda.repeatable import function_key, weights_are_repeatable
 from ..sweeps.layout import Layout, lay_out
 from ..sweeps.rows import Rows
 from ..sweeps.run import SweepRun
@@ -31,6 +32,8 @@ from .interface import check_positive
 from .readout import DROPOUT_MASK, Extra, Readout, check_dropout
 from .recurrence import Recurrence
 from .trajectory import Trajectory
+
+CAPTURED_ENGINES = ("cuda", "scan")
 
 
 class Network(Recurrence, Readout):
@@ -176,9 +179,13 @@ class Network(Recurrence, Readout):
         Only runs on GPU kernels without fresh random numbers can be captured and repeated.
         """
         is_random = self.dropout and self.training
-        if self.cell is None or is_random or self.engine not in ("cuda", "scan"):
+        if self.cell is None or is_random or self.engine not in CAPTURED_ENGINES:
             return None
-        return self.cell, str(self.engine), self.readout, self.output, self.training
+        output = function_key(self.output)
+        if output is None or not weights_are_repeatable(self):
+            return None
+        read = (self.readout, self.summary, getattr(self, "beta", None))
+        return self.cell, str(self.engine), *read, output, self.training
 
     @functools.cached_property
     def recordings(self) -> Recordings:

@@ -15,8 +15,8 @@ from ..sweeps.engines.cuda.captured_stages import Map
 class CapturedModules(CapturedFunctions):
     """The captured calls of a module, by the shapes of their inputs."""
 
-    def __init__(self, what: str = "this module") -> None:
-        super().__init__(what)
+    def __init__(self, what: str = "this module", records: bool = True) -> None:
+        super().__init__(what, records)
 
     def __call__(
         self, key: Hashable, f: Map, data: Sequence[Tensor], weights: Sequence[Tensor]

@@ -17,6 +17,7 @@ from ..errors import Unsupported
 from ..networks import layers as network_layers
 from ..sweeps import engines
 from ..sweeps.affine import affine
+from ..sweeps.checks import answers_late
 from ..sweeps.engines import Choice
 from ..sweeps.run import SweepRun
 from ..sweeps.step_run import StepFunctionRun
@@ -63,7 +64,7 @@ class LayeredModule(nn.RNNBase):
     layer_norm: bool
     peephole: bool
     _engine: str  # as the user has named it
-    _captured: CapturedModules
+    recordings: CapturedModules
 
     @property
     def suffixes(self) -> list[str]:
@@ -130,7 +131,7 @@ class LayeredModule(nn.RNNBase):
         It may on a GPU, with samples of equal length, if nothing is drawn at random and no costates
         are recorded. The steps of layer_norm=True are torch's own, and are not captured.
         """
-        if not u.is_cuda or frame.rows is None or not frame.rows.uniform:
+        if not answers_late(u) or frame.rows is None or not frame.rows.uniform:
             return False
         if frame.is_recorded or self.layer_norm:
             return False
@@ -148,8 +149,8 @@ class LayeredModule(nn.RNNBase):
             out = self._run_layers(frame, data[0], list(data[1:]), named)
             return [out.h, *out.last]
 
-        key = (frame.T, frame.B, self.training, self._engine)
-        h, *last = self._captured(key, compute, [u, *states], list(weights.values()))
+        key = (frame.T, frame.B, self.training, self._engine, tuple(self.zoneout))
+        h, *last = self.recordings(key, compute, [u, *states], list(weights.values()))
         return LayersOutput(h, last, [])
 
     def _run_layers(

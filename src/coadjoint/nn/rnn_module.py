@@ -89,7 +89,7 @@ class RNNModule(LayeredModule):
         self._refuse_combinations()
         self._register_extras()
         self._weight_names = self._find_weight_names()
-        self._captured = CapturedModules()
+        self.recordings = CapturedModules()
         self.engine = engine
         _ = self.engine  # an engine that cannot run here is refused now
         self._set_extras()

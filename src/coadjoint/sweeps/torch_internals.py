@@ -20,6 +20,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -136,6 +137,16 @@ def nothing_intervenes() -> bool:
 
 
 # tensors
+
+
+def saved_tensor_hooks_are_on() -> bool:
+    """Do hooks see what autograd keeps, as inside torch.utils.checkpoint and save_on_cpu?"""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def weights_are_cached() -> bool:
+    """Are we inside torch.nn.utils.parametrize.cached()?"""
+    return bool(parametrize._cache_enabled)
 
 
 def is_batched(y: Tensor) -> bool:

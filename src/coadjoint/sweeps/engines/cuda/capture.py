@@ -19,18 +19,54 @@ import torch
 from torch import Tensor
 
 from ....errors import CoadjointError
-from ...torch_internals import TorchDispatchMode
+from ...torch_internals import TorchDispatchMode, tree_leaves
 
 CALLS_BEFORE_RECORDING = 2  # they run operation by operation
 MOST_RECORDINGS = 4  # that a cache keeps
 ATTEMPTS = 2  # at a recording: a failure may have come from elsewhere in the process
 Captured = TypeVar("Captured")
-# CUDA takes one recording at a time; a second thread that wants one waits.
-_recording_lock = threading.Lock()
+_recording_lock = threading.Lock()  # CUDA takes one recording at a time
 
 
 class Unrecordable(RuntimeError):
     """The operations depend on values, or leave the device: no recording can repeat them."""
+
+
+def is_recording() -> bool:
+    """Is a recording being made, by this thread or by another one?"""
+    return _recording_lock.locked()
+
+
+@contextlib.contextmanager
+def recording_turn() -> Iterator[bool]:
+    """Inside, this thread may make a recording, if True is given: no other one is under way.
+
+    Nobody waits for a turn. The recording under way may have called us: it rehearses a loss that
+    calls a module, say. Or it waits for a thread of autograd that is busy with our backward.
+    """
+    is_free = _recording_lock.acquire(blocking=False)
+    try:
+        yield is_free
+    finally:
+        if is_free:
+            _recording_lock.release()
+
+
+class LastStream:
+    """The stream on which some memory was used last: the next user waits for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream: torch.cuda.Stream | None = None
+
+    def wait(self) -> None:
+        """Let the current stream wait for what was launched on the last one, if that is another."""
+        if self.device.type != "cuda":  # a stand-in of the tests
+            return
+        current = torch.cuda.current_stream(self.device)
+        if self.stream is not None and self.stream != current:
+            current.wait_stream(self.stream)
+        self.stream = current
 
 
 class RefuseWaiting(TorchDispatchMode):
@@ -78,7 +114,7 @@ class RefuseWaiting(TorchDispatchMode):
         """
         if result.dim() == 0:
             return False
-        arrays = [y for y in args if isinstance(y, Tensor) and y.dim()]
+        arrays = [y for y in tree_leaves(args) if isinstance(y, Tensor) and y.dim()]
         return any(y.is_cuda != result.is_cuda for y in arrays)
 
 
@@ -142,8 +178,8 @@ class GraphCache(Generic[Captured]):
     def find(self, key: Hashable, build: Callable[[], Captured]) -> Captured | None:
         """The recording for this key; None if this call is to run operation by operation.
 
-        So do the first CALLS_BEFORE_RECORDING calls, and all calls if no recording can be made.
-        build: makes the recording.
+        So do the first CALLS_BEFORE_RECORDING calls, those during another recording, and all calls
+        if no recording can be made. build: makes the recording.
         """
         entry = self.entries.pop(key, 0)
         if isinstance(entry, int):
@@ -151,7 +187,11 @@ class GraphCache(Generic[Captured]):
             # What is dropped here is destroyed before a recording begins, not while it goes on.
             while len(self.entries) >= MOST_RECORDINGS:
                 self.drop_one()
-            entry = calls if calls <= CALLS_BEFORE_RECORDING else self.record(build)
+            entry = min(calls, CALLS_BEFORE_RECORDING)
+            if calls > CALLS_BEFORE_RECORDING:
+                with recording_turn() as is_free:
+                    if is_free:
+                        entry = self.record(build)
         self.entries[key] = entry  # at the end: the one used last is dropped last
         return None if isinstance(entry, int) else entry
 
@@ -165,15 +205,14 @@ class GraphCache(Generic[Captured]):
         del self.entries[counts[0] if counts else next(iter(self.entries))]
 
     def record(self, build: Callable[[], Captured]) -> Captured | None:
-        """Make a recording; None, with a warning the first time, if it cannot be made.
+        """Make a recording, in a recording_turn(); None if it cannot be made, and a warning.
 
         Errors of the package itself are raised. Unrecordable operations are not tried again; other
         failures are, since they may have come from elsewhere in the process.
         """
         for _ in range(ATTEMPTS):
             try:
-                with _recording_lock:
-                    return build()
+                return build()
             except CoadjointError:
                 raise
             except Unrecordable as error:

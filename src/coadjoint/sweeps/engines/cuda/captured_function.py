@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,9 +24,9 @@ from torch.autograd import Function
 
 from ...checks import Check, defer_checks, raise_failures, settle
 from ...functions import Context, Gradients, is_transformed, needed_inputs
-from ...torch_internals import change_count
-from .capture import GraphCache
+from .capture import GraphCache, recording_turn
 from .captured_stages import Map, Pattern, Results, Stage, Use, capture_function
+from .repeatable import may_record
 
 MOST_AT_ONCE = 3  # recordings of one function, for calls whose backward is yet to come
 
@@ -88,8 +89,6 @@ class ReplayContext(Context):
 
     call: CapturedCall
     turns: tuple[int, ...]  # of the stage and those before it, after this forward
-    weights: Sequence[Tensor]
-    versions: list[int]  # of the weights
 
 
 class ReplayedFunction(Function):
@@ -103,8 +102,6 @@ class ReplayedFunction(Function):
         outputs = stage.copy_outputs()
         ctx.call = call
         ctx.turns = stage.turns
-        ctx.weights = tensors[stage.weight_slice]
-        ctx.versions = list(map(version, ctx.weights))
         ctx.set_materialize_grads(False)
         constants = []
         for y, is_differentiable in zip(outputs, stage.is_differentiable, strict=True):
@@ -122,6 +119,9 @@ class ReplayedFunction(Function):
         """
         call = ctx.call
         stage = call.stage
+        # What a replay reads lies elsewhere, but torch has its errors here: the graph was freed by
+        # a backward before, or a tensor was changed in place since.
+        saved = ctx.saved_tensors
         again = torch.is_grad_enabled()
         needed = needed_inputs(ctx)[1:]  # without that of `call`
         wanted = tuple(a and b for a, b in zip(needed, stage.is_trained, strict=True))
@@ -134,19 +134,17 @@ class ReplayedFunction(Function):
         call.use.is_over |= captured is None or not again
         grads: Results
         if captured is None:
-            tensors = tuple(cut_off(y, again) for y in ctx.saved_tensors)
+            tensors = tuple(cut_off(y, again) for y in saved)
             with call.collecting():
                 grads = stage.compute_gradient(call.f, tensors, pattern, given, again)
         elif again:
-            tensors = (*ctx.saved_tensors, *given)
+            tensors = (*saved, *given)
             outputs = ReplayedFunction.apply(call._replace(stage=captured), *tensors)
             grads = captured.assemble(tensors, outputs)
         else:
             holds = captured.replay(given)
             outputs = captured.copy_gradients()
-            tensors = ()  # unpacking those that are saved may run hooks: only if they are read
-            if holds is not None or captured.returns_arguments:
-                tensors = (*ctx.saved_tensors, *given)
+            tensors = (*saved, *given)
             call.note(captured, holds, tensors)
             grads = captured.assemble(tensors, outputs)
         call.settle()
@@ -156,9 +154,6 @@ class ReplayedFunction(Function):
 def can_be_replayed(ctx: ReplayContext) -> bool:
     """Is what a captured gradient reads as it was after the forward, in an ordinary backward?"""
     if ctx.turns != ctx.call.stage.turns or is_transformed():
-        return False
-    # A weight that was changed in place is an error, which torch raises for the saved tensors.
-    if ctx.versions != list(map(version, ctx.weights)):
         return False
     return not torch.cuda.is_current_stream_capturing()
 
@@ -177,11 +172,6 @@ def is_in_use(stage: Stage) -> bool:
     """Has the last call of a recording a graph through which no backward has gone yet?"""
     use = None if stage.use is None else stage.use()
     return use is not None and not use.is_over
-
-
-def version(y: Tensor) -> int:
-    """How often y was changed in place; 0 where torch does not count."""
-    return 0 if y.is_inference() else change_count(y)
 
 
 def fill_in(values: Results, places: Sequence[bool]) -> list[Tensor | None]:
@@ -207,20 +197,22 @@ class CapturedFunctions:
     """The captured functions of one object, by what they depend on.
 
     what     in the warning if something cannot be captured, "this module" for instance
-    records  False: nothing is captured any more
+    records  False: nothing is captured or replayed any more
     """
 
-    def __init__(self, what: str = "this function") -> None:
+    def __init__(self, what: str = "this function", records: bool = True) -> None:
         self.what = what
-        self.records = True
+        self.records = records
         self.cache: GraphCache[Stage] = GraphCache(what)
+        self._lock = threading.Lock()  # held while a call takes a recording for itself
 
     def __deepcopy__(self, memo: object) -> CapturedFunctions:
-        return type(self)(self.what)  # without graphs: a copied object has its weights elsewhere
+        # Without graphs: a copied object has its weights elsewhere.
+        return type(self)(self.what, self.records)
 
-    def __reduce__(self) -> tuple[type[CapturedFunctions], tuple[str]]:
+    def __reduce__(self) -> tuple[type[CapturedFunctions], tuple[str, bool]]:
         # Pickled without graphs, which belong to this process.
-        return type(self), (self.what,)
+        return type(self), (self.what, self.records)
 
     def replay(
         self,
@@ -238,7 +230,7 @@ class CapturedFunctions:
         key     what else f depends on
         ledger  for the checks that f makes; None if it makes none
         """
-        if not self.records or is_transformed() or torch.cuda.is_current_stream_capturing():
+        if not self.records or not may_record():
             return None
         full_key = (
             key,
@@ -248,33 +240,47 @@ class CapturedFunctions:
             *map(data_key, data),
             *map(weight_key, weights),
         )
-        # A recording is left alone while a backward will read it: another one is made, or used.
-        for number in range(MOST_AT_ONCE):
-            numbered = (number, full_key)
-            stage = self.cache.find(numbered, lambda: capture_function(f, data, weights))
-            if stage is None or not self._capture_waiting(numbered, stage):
-                return None
-            if not is_in_use(stage):
-                break
-        else:
-            return None
         use = Use()
-        stage.use = weakref.ref(use)
+        stage = self._take_recording(full_key, lambda: capture_function(f, data, weights), use)
+        if stage is None:
+            return None
         tensors = (*data, *weights)
         outputs = ReplayedFunction.apply(CapturedCall(stage, stage, f, ledger, use), *tensors)
         return stage.assemble(tensors, outputs)
 
+    def _take_recording(self, key: Hashable, build: Callable[[], Stage], use: Use) -> Stage | None:
+        """A recording for this use of it, made by build() if there is none; None: compute.
+
+        A recording is left alone while a backward will read it: another one is made, or used.
+        """
+        for number in range(MOST_AT_ONCE):
+            numbered = (number, key)
+            stage = self.cache.find(numbered, build)
+            if stage is None or not self._capture_waiting(numbered, stage):
+                return None
+            with self._lock:  # another thread may want the same one
+                if not is_in_use(stage):
+                    stage.use = weakref.ref(use)
+                    return stage
+        return None
+
     def _capture_waiting(self, key: Hashable, root: Stage) -> bool:
-        """Capture the gradients that were needed since the last call; False if one cannot be."""
+        """Capture the gradients that were needed since the last call; False: not this time."""
         while root.waiting:
-            path = root.waiting.pop(0)
-
-            def capture(path: Sequence[Pattern] = path) -> Stage:
-                root.capture_along(path)
-                return root
-
-            if self.cache.record(capture) is None:
-                # A gradient that is computed computes its function again: better without graphs.
-                self.cache.entries[key] = None
-                return False
+            with recording_turn() as is_free:
+                if not is_free:
+                    return False
+                if not self._capture_gradient(root, root.waiting.pop(0)):
+                    # What computes a gradient computes its function again: better without graphs.
+                    self.cache.entries[key] = None
+                    return False
         return True
+
+    def _capture_gradient(self, root: Stage, path: Sequence[Pattern]) -> bool:
+        """Capture the gradient at the end of a path from stage 0; False if it cannot be."""
+
+        def capture() -> Stage:
+            root.capture_along(path)
+            return root
+
+        return self.cache.record(capture) is not None

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from ...checks import Check, all_hold, defer_checks
 from ...torch_internals import copy_all, unflatten
-from .capture import MOST_RECORDINGS, capture_graph, prepare_stream
+from .capture import LastStream, capture_graph, prepare_stream
 
 # What a function returns: new tensors, its own arguments, and None; the last two at every replay.
 Results = Sequence[Tensor | None]
 Map = Callable[[Sequence[Tensor], Sequence[Tensor]], Results]  # (data, weights) -> results
+MOST_GRADIENTS = 4  # of one stage
 SMALL = 1 << 18  # numbers of a gradient that is copied together with others
 
 
@@ -78,6 +79,7 @@ class Stage:
         self.copies = [y.data for y in self.tensors[own]]
         self.is_trained = [y.requires_grad for y in self.tensors]
         self.turn = 0
+        self.last_stream = LastStream(self.tensors[0].device)  # of the last replay
         self.use: weakref.ref[Use] | None = None  # of stage 0: by the last call
         self.gradients: dict[Pattern, Stage | None] = {}  # None: met, but not captured
         # Stages refer to their gradients, and only weakly back: no cycle keeps graphs alive.
@@ -141,6 +143,7 @@ class Stage:
 
         The results are in `outputs` until the next replay.
         """
+        self.last_stream.wait()
         if values:
             copy_all(list(values), self.copies)
         self.turn += 1
@@ -218,7 +221,7 @@ class Stage:
         # A gradient that is needed for the first time is computed, and captured before the next
         # call: not here, in a thread of autograd and in the middle of a backward.
         is_new = pattern not in self.gradients
-        if is_new and len(self.gradients) < MOST_RECORDINGS:
+        if is_new and len(self.gradients) < MOST_GRADIENTS:
             self.gradients[pattern] = None
             self.waiting.append((*self.path, pattern))
         return self.gradients.get(pattern)
