@@ -153,7 +153,6 @@ def choose_plain(
         groups = -(-B // (rows * blocks))
         g = Geometry(units, needed_parts, groups, rows, blocks, WARPS)
         # W must fit for the forward and the tangent loop, and W' for the adjoint.
-        # W must fit for the forward and the tangent loop, and W' for the adjoint.
         if all(fits(cell, d, g, size, limit, backwards) for backwards in (False, True)):
             return g
     return None
