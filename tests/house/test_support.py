@@ -1,7 +1,7 @@
 """What the tests themselves rely on.
 
-tests/support/compare.py accepts equal values and notices every kind of difference; tables are
-sampled.
+tests/support/compare.py accepts equal values and notices every kind of difference, last_digits.py
+what rounding alone cannot do; tables are sampled.
 """
 
 import math
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from compare import close, difference, same_bits
+from last_digits import as_exact_as_float32_allows, nudged
 
 F64 = torch.float64
 ONE = torch.tensor([[1.0, 2.0, 2.0], [1e-9, 0.0, 0.0]], dtype=F64)
@@ -99,3 +100,22 @@ def test_same_bits_sees_every_bit():
 @pytest.mark.parametrize("column", range(3))
 def test_of_a_sampled_table_its_diagonals_run(row, column, thorough):
     assert thorough or (row + column) % 3 == 0
+
+
+def ratio_of_differences(draw):
+    """Of numbers of which two are close to each other: the first result is ill conditioned."""
+    x = nudged(torch.tensor([1.0, 1.0001, 3.0]), draw)
+    return [(x[1:2] - x[0:1]) * x[2], x[2:] ** 2]
+
+
+def test_rounding_is_accepted_as_far_as_the_numbers_allow():
+    ill, well = ratio_of_differences(0)
+    as_exact_as_float32_allows([ill * (1 + 1e-4), well.float()], ratio_of_differences)
+
+
+@pytest.mark.parametrize("factors", [(1 + 2e-2, 1), (1, 1 + 1e-5), (math.nan, 1)])
+def test_what_rounding_cannot_do_is_noticed(factors):
+    truth = ratio_of_differences(0)
+    found = [y * factor for y, factor in zip(truth, factors, strict=True)]
+    with pytest.raises(AssertionError):
+        as_exact_as_float32_allows(found, ratio_of_differences)
