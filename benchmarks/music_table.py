@@ -1,6 +1,7 @@
 """The tables and the figure of the kept rows of benchmarks/music.py, beside published figures.
 
-tables(rows)       Table 4.1 of Galvan (2016); the chosen settings; all settings that were compared
+tables(rows)       the two means; Table 4.1 of Galvan (2016); the chosen settings, and how plain and
+                   penalised networks compare; all settings that were compared
 write(rows, page)  put them into a page, between its marks
 draw(rows, path)   the curves of the networks of Table 4.1, as Figure 4.1 has them
 """
@@ -42,8 +43,10 @@ def head(*cells: str) -> list[str]:
 def tables(rows: list[Row]) -> dict[str, str]:
     """The Markdown of each table by its name."""
     made = {
+        "means": means_table(rows),
         "published": published_table(rows),
         "final": final_table(rows),
+        "methods": methods_table(rows),
         "tuning": tuning_table(rows),
     }
     return {name: "\n".join(lines) for name, lines in made.items()}
@@ -60,6 +63,20 @@ def write(rows: list[Row], page: Path) -> None:
             raise SystemExit(f"{page} has no {begin.strip()} with {end} behind it.")
         text = f"{before}{begin}{table}\n{end}{after}"
     page.write_text(text, encoding="utf-8")
+
+
+def means_table(rows: list[Row]) -> list[str]:
+    """By how much the mean over all steps is above that over pieces: the range over all splits."""
+    lines = head("set", "runs", "mean over all steps - mean over pieces")
+    for data in SETS:
+        of_set = [row for row in rows if run_of(row).data == data]
+        above = []
+        for row in of_set:
+            by_step, by_piece = figures(row, "nll"), figures(row, "nll by piece")
+            above += [by_step[split] - by_piece[split] for split in SPLITS]
+        if above:
+            lines.append(line(data, len(of_set), f"{min(above):.2f} to {max(above):.2f}"))
+    return lines
 
 
 def table_rows(rows: list[Row]) -> dict[tuple[int, float], Row]:
@@ -119,7 +136,7 @@ def final_table(rows: list[Row]) -> list[str]:
                 lines.append(line(data, method, "not run", *[""] * 5, published))
                 continue
             setting = describe(run_of(chosen))
-            reported = [row for row in rows if is_final(run_of(row), run_of(chosen))]
+            reported = final_rows(rows, chosen)
             for kept in (part for part in ([chosen], reported) if part):
                 cells = final_cells(kept)
                 lines.append(line(data, method, setting, *cells, published))
@@ -136,9 +153,42 @@ def final_cells(kept: list[Row]) -> list[str]:
     return [names, f"{epochs:.0f}{mark}", *values]
 
 
-def is_final(run: Run, chosen: Run) -> bool:
-    """Whether it is one of the runs with other seeds of the chosen setting."""
-    return run == replace(chosen, part="final", seed=run.seed)
+def final_rows(rows: list[Row], chosen: Row) -> list[Row]:
+    """The runs with other seeds of the chosen setting."""
+    setting = run_of(chosen)
+    found = []
+    for row in rows:
+        run = run_of(row)
+        if run == replace(setting, part="final", seed=run.seed):
+            found.append(row)
+    return found
+
+
+def methods_table(rows: list[Row]) -> list[str]:
+    """How many settings each method was given, and the ranges of the chosen one's seeds."""
+    lines = head(
+        "set", "method", "settings", "best epochs", "valid, seed 0", "valid, others", "test, others"
+    )
+    for data in SETS:
+        for method in METHODS:
+            tuned = [run for run in map(run_of, rows) if run.part == "tune"]
+            settings = sum((run.data, run.method) == (data, method) for run in tuned)
+            chosen = best_tuned(rows, data, method)
+            if chosen is None:
+                continue
+            others = final_rows(rows, chosen)
+            epochs = sorted(round(float(str(row["best epoch"]))) for row in others)
+            names = f"{', '.join(map(str, epochs))} of {run_of(chosen).epochs}"
+            own = f"{figures(chosen, 'nll')['valid']:.4f}"
+            ranges = [limits(others, split) for split in ("valid", "test")]
+            lines.append(line(data, method, settings, names, own, *ranges))
+    return lines
+
+
+def limits(rows: list[Row], split: str) -> str:
+    """The least and the largest of the rows' means over all steps."""
+    values = [figures(row, "nll")[split] for row in rows]
+    return f"{min(values):.4f} - {max(values):.4f}" if values else ""
 
 
 def tuning_table(rows: list[Row]) -> list[str]:
@@ -187,12 +237,12 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def draw_curves(panel, row: Row, rate: float, colour: str) -> None:  # type: ignore[no-untyped-def]
-    """Training (dashed) and validation of one run, with a star at the best validation."""
+    """Training (dashed) and validation of one run, with a star at the epoch of the tables."""
     curve = row["curve"]
     assert isinstance(curve, dict)
     valid = curve["valid by piece"]
     epochs = range(1, len(valid) + 1)
     panel.plot(epochs, curve["train"], "--", color=colour, linewidth=1, label=f"train, {rate:g}")
     panel.plot(epochs, valid, color=colour, linewidth=1, label=f"valid, {rate:g}")
-    best = int(min(epochs, key=lambda k: valid[k - 1]))
+    best = round(float(str(row["best epoch"])))  # by the mean over all steps
     panel.plot([best], [valid[best - 1]], "*", color=colour)

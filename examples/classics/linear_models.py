@@ -46,14 +46,15 @@ def newton(net, batch, loss, steps):
     """theta <- theta - H^-1 g by conjugate gradients; the norms of g before each step, and after.
 
     A chain with one map has pre-outputs linear in its weights, so that the Gauss-Newton matrix is
-    the Hessian itself.
+    the Hessian itself. `progress` ends the iterations before rounding leads them away along the
+    directions in which a singular Hessian is flat.
     """
     norms = []
     for _ in range(steps):
         curve = co.curvature.Curvature(net, batch, loss)
         g = curve.gradient()
         norms.append(float(g.norm()))
-        solved = co.curvature.conjugate_gradients(curve.gauss_newton, -g, progress=0)
+        solved = co.curvature.conjugate_gradients(curve.gauss_newton, -g, progress=1e-12)
         theta = parameters_to_vector(net.parameters()) + solved.iterates[-1]
         vector_to_parameters(theta.detach(), net.parameters())
     norms.append(float(co.curvature.Curvature(net, batch, loss).gradient().norm()))

@@ -2,8 +2,8 @@
 
     python examples/classics/programs.py [--out demo]
 
-Document 000, section 1.7: recurrent networks can do what Turing machines can. A program works on
-variables that hold whole numbers from 0 up, with five instructions:
+Galvan (2016), section 1.7: recurrent networks can do what Turing machines can. A program works
+on variables that hold whole numbers from 0 up, with five instructions:
 
     inc v            v + 1
     dec v            v - 1, but 0 stays 0

@@ -28,7 +28,7 @@ def gru_before(w, u, h):
 
 
 def lstm_mixed(w, u, state):
-    """Document 002, section 5.1, as printed: x~ = [zeta, x]; G, F, H, V act on x~ and U on z."""
+    """Perez Jensen (2024), section 5.1: x~ = [zeta, x]; G, F, H, V act on x~ and U on z."""
     d = len(state) // 2
     zeta, z = state.split(d)
     read = torch.cat([zeta, u])

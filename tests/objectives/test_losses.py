@@ -218,18 +218,42 @@ def test_half_the_square_has_the_costate_v_transposed_times_the_error(method, en
         assert torch.allclose(2 * g, twice.gradient[name], rtol=1e-12, atol=1e-15), name
 
 
+QUADRATIC = ("variance", "variance-l1", "squared-norm", "end-points")
+OF_RATIOS = ("log-ratio", "ratio", "log-variance", "share-variance", "omega", "omega-norms")
+WITHOUT_LOSS = ("isometry", "norm-stabiliser", "output-variance", "tangent")
+
+
 @pytest.mark.parametrize("readout", ["last", "every"])
 def test_what_half_the_square_does_to_each_penalty(readout):
     """docs/conventions.md: a quarter of the first four, and the same of those of ratios."""
     net, u, y = network(readout)
     y = torch.rand((T, B, O) if readout == "every" else (B, O), dtype=F64)
     half, whole = (net(u).costates(name, y) for name in ("half-squared", "squared"))
-    factors = dict.fromkeys(("variance", "variance-l1", "squared-norm", "end-points"), 1 / 4)
-    same = ("log-ratio", "ratio", "log-variance", "share-variance", "omega", "omega-norms")
-    for name, factor in (factors | dict.fromkeys(same, 1.0)).items():
+    factors = dict.fromkeys(QUADRATIC, 1 / 4)
+    for name, factor in (factors | dict.fromkeys(OF_RATIOS, 1.0)).items():
         G = co.penalties.penalty(name)
         assert G(whole).min() > 0
         assert torch.allclose(G(half), factor * G(whole), rtol=1e-12, atol=0), name
+
+
+@pytest.mark.parametrize("readout", ["last", "every"])
+@pytest.mark.parametrize("name", [*QUADRATIC, *OF_RATIOS, *WITHOUT_LOSS, "omega-published"])
+def test_what_half_the_square_does_to_the_weight_of_each_penalty(name, readout):
+    """docs/conventions.md: twice the weight of the first four and half of the others' has half of
+    the gradient, so the same minimum.
+    """
+    net, u, y = network(readout)
+    y = torch.rand((T, B, O) if readout == "every" else (B, O), dtype=F64)
+    batch = co.Batch(u, y)
+    rho = 0.3
+    factor = 2 if name in QUADRATIC else 1 / 2
+    half = co.Penalised(name, factor * rho)(net, batch, "half-squared")
+    whole = co.Penalised(name, rho)(net, batch, "squared")
+    plain = co.BPTT()(net, batch, "squared")
+    assert abs(whole.objective - whole.loss) > 1e-6
+    assert not torch.allclose(whole.gradient["W"], plain.gradient["W"], rtol=1e-6)
+    for weight, g in whole.gradient.items():
+        assert torch.allclose(2 * half.gradient[weight], g, rtol=1e-12, atol=1e-14), weight
 
 
 def test_a_target_that_is_not_a_number_is_refused():

@@ -55,7 +55,7 @@ def same(ours, truth, tolerance=1e-11):
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "autograd"])
 def test_omega_as_printed_has_its_value_and_gradient(engine, readout, steps):
-    """Document 000, (2.17) and (2.18), with losses at the last step and at every one."""
+    """Galvan (2016), (2.17) and (2.18), with losses at the last step and at every one."""
     net, u = problem(readout, steps, engine)
     loss, lam, pulled = loop(net, u)
     omega = (pulled / lam[1:] - 1).square().sum(0)

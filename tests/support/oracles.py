@@ -489,7 +489,7 @@ def omega(s):
 
 
 def omega_norms(s):
-    """Document 000, (2.18): a sum, of norms that are not squared."""
+    """Galvan (2016), (2.18): a sum, of norms that are not squared."""
     kept = [t for t in range(1, s.T + 1) if bool((s.lam[t] != 0).any())]
     terms = [(norm(s.back(t)) / norm(s.lam[t]) - 1) ** 2 for t in kept]
     return sum(terms, torch.zeros(()))

@@ -78,7 +78,7 @@ def test_a_run_leaves_one_row_of_json(monkeypatch, tmp_path, penalty):
     assert {len(values) for values in row["curve"].values()} == {2}
 
 
-PARTS_OF_PAGE = ("published", "final", "tuning")
+PARTS_OF_PAGE = ("means", "published", "final", "methods", "tuning")
 
 
 def kept_rows():
@@ -107,6 +107,9 @@ def test_the_tables_hold_published_figures_beside_ours(tmp_path):
         "| JSB | penalised | 200 units, 0.002, `omega` 1 | 0 | 50* | 8.20 | 8.70 | 8.80 | none |"
         in lines
     )
+    above = "| JSB | plain | 1 | 2, 2, 2 of 60 | 8.6000 | 8.6000 - 8.6200 | 8.7000 - 8.7200 |"
+    assert above in lines
+    assert "| MuseData | 8 | 1.00 to 1.00 |" in lines
     assert "| MuseData | penalised | not run |  |  |  |  |  | 6.97 |" in lines
     assert any(
         line.startswith("| 200 units, 0.002, `omega` 1 |") and "8.70*" in line for line in lines
@@ -129,7 +132,7 @@ def test_the_page_has_the_tables_of_the_kept_rows():
 def test_a_page_without_marks_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("nothing")
-    with pytest.raises(SystemExit, match="has no <!-- music: published -->"):
+    with pytest.raises(SystemExit, match="has no <!-- music: means -->"):
         music_table.write(kept_rows(), page)
     assert page.read_text() == "nothing"
 
