@@ -62,6 +62,22 @@ def test_bits_are_the_same_on_any_number_of_processes(size, name):
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_large_rows_have_the_same_bits_by_segments(size):
+    found = dict(outcomes(size)[0]["bits by segments"])
+    assert found.pop("overflow") == sharing.overflow()
+    assert found == {name: sharing.gradient_bits(name) for name in BITS}
+    assert outcomes(size)[0]["exchange"] == [[]] * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_different_batches_are_refused_by_all(size):
+    words = "the processes were given different batches: each must draw the same one"
+    for answers in outcomes(size)[0]["different batches"].values():
+        assert len(answers) == size
+        assert all(answer.startswith(f"InputError: {words}") for answer in answers)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_an_overflow_in_one_process_reaches_all(size):
     assert outcomes(size)[0]["overflow"] == [sharing.overflow()] * size
 

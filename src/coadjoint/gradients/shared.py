@@ -20,12 +20,12 @@ from .evaluation import Evaluation, Gradient, GradientTuple, evaluation_without_
 from .method import Method, check_arguments, trained_parameters
 from .penalised import Penalised
 from .processes import (
-    add_up,
+    add_up_and_tell,
     drawing_by,
     gather_objects,
-    gather_rows,
     own_shards,
     process_count,
+    sum_rows,
 )
 from .trial import ENOUGH, Trial
 
@@ -41,7 +41,7 @@ class Shared(Method):
         gradient = sum over s of n_s / B gradient_s
 
     is the gradient of the whole batch, as are losses and penalties. It is the same on all
-    processes; they exchange one vector for each gradient.
+    processes, which exchange one vector for each shard.
 
     Args:
         method: BPTT() (the default), Penalised(...), Truncated(...), RTRL(...), or one's own
@@ -215,15 +215,13 @@ class Shared(Method):
                 faults.append((k, type(error).__name__, str(error)))
         rows[:, -2] = self.read_signal()
         if self.shards is None:
-            total = add_up(rows[0])
+            total, marks = add_up_and_tell(rows[0], cut.mark)
+            refuse_different_batches(marks)
             self.heard = max(self.heard, int(total[-2] > 0))
         else:
-            gathered = gather_rows(rows, shards)
-            refuse_different_batches(gathered[:, -1].tolist())
-            self.heard = max(self.heard, int(gathered[:, -2].max()))
-            total = gathered[0].clone()
-            for row in gathered[1:]:  # in the order of the shards, whoever evaluated them
-                total += row
+            total, notes = sum_rows(rows, shards, NOTES)
+            refuse_different_batches(notes[:, -1].tolist())
+            self.heard = max(self.heard, int(notes[:, -2].max()))
         if total[-3] > 0:
             raise_first(faults, shards)
         return total
