@@ -178,7 +178,7 @@ def exchange_errors() -> list[str]:
         expected = rows[0].clone()
         for row in rows[1:]:
             expected += row
-        for exchange in (processes.sum_rows, processes.sum_by_segments):
+        for exchange in (processes.gather_and_sum, processes.sum_by_segments):
             total, told = exchange(own, count, notes)
             if not torch.equal(total, expected) or not torch.equal(told, rows[:, -notes:]):
                 wrong.append(f"{exchange.__name__} {dtype} width {width} count {count}")
