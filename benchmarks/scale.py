@@ -7,9 +7,11 @@
 It needs torch and numpy alone, and starts its own processes, each with one thread. From one process
 it takes the time of a gradient by the number of samples, from two the latency and bandwidth of an
 all-reduce, and from one process on every core how much they slow each other down. `scale_model.py`
-predicts the step of any number of processes from these. Times are minima over repeats. Other work
-on the machine hardly changes the predictions, since gradients are timed by the processor time they
-take; but it spoils what is measured: the machine should be idle.
+predicts the step of any number of processes from these. "measured" is a loop of the benchmark's own
+with a plain all-reduce; "co.Shared" is a step as `coadjoint train` makes it under torchrun, with a
+shard for each process. Times are minima over repeats. Other work on the machine hardly changes the
+predictions, since gradients are timed by the processor time they take; but it spoils what is
+measured: the machine should be idle.
 """
 
 from __future__ import annotations
@@ -92,6 +94,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     if options.measure:
         measured = sorted({1, *map(int, options.measure.split(","))})
     return {
+        "shared": False,
         "predicted": sorted({*predicted, *measured}),
         "measured": measured,
         "cores": options.cores,
@@ -102,9 +105,23 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run_processes(settings: dict[str, Any]) -> dict[str, Any]:
-    """Start the processes and wait for what rank 0 has measured."""
-    count = max(2, *settings["measured"])
+def measure(settings: dict[str, Any]) -> dict[str, Any]:
+    """All that is measured; steps by co.Shared by processes that are as many as its shards."""
+    report = run_processes(settings, max(2, *settings["measured"]))
+    report["exchange"] = {}
+    for problem in report["problems"]:
+        problem["shared_seconds"] = {}
+    for P in settings["measured"]:
+        if P > 1:
+            found = run_processes({**settings, "shared": True}, P)
+            report["exchange"][str(P)] = found["exchange"]
+            for problem, seconds in zip(report["problems"], found["steps"], strict=True):
+                problem["shared_seconds"][str(P)] = seconds
+    return report
+
+
+def run_processes(settings: dict[str, Any], count: int) -> dict[str, Any]:
+    """Start so many processes and wait for what rank 0 has measured."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     before = environment.get("PYTHONPATH", "")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SOURCE), before)))
@@ -133,6 +150,7 @@ def compare(problem: dict[str, Any], machine: Machine, counts: list[int]) -> lis
     """A row for each number of processes: predicted parts, and what was measured."""
     gradients = by_number(problem["gradient_seconds"])
     steps = by_number(problem["step_seconds"])
+    shared = by_number(problem["shared_seconds"])
     rows = []
     for P in counts:
         guess = predict(machine, gradients, problem["B"], problem["parameters"], P)
@@ -144,6 +162,7 @@ def compare(problem: dict[str, Any], machine: Machine, counts: list[int]) -> lis
                 "all_reduce": guess.communicate,
                 "predicted": guess.step,
                 "measured": steps.get(P),
+                "shared": shared.get(P),
             }
         )
     return rows
@@ -161,6 +180,15 @@ def print_collectives(collectives: dict[str, dict[str, float]], machine: Machine
     )
 
 
+def print_exchange(exchange: dict[str, dict[str, dict[str, float]]]) -> None:
+    for P, found in exchange.items():
+        print(f"\n{P} processes add up {P} rows in order: each sent to all, or by segments")
+        print(f"{'bytes':>10} {'gathered ms':>14} {'segments ms':>14}")
+        for size, seconds in found["gathered"].items():
+            segments = found["by segments"][size]
+            print(f"{int(size):>10,} {1e3 * seconds:>14.3f} {1e3 * segments:>14.3f}")
+
+
 def print_problem(problem: dict[str, Any], machine: Machine, rows: list[dict[str, Any]]) -> None:
     moved = ITEM * problem["parameters"]
     print(
@@ -176,7 +204,7 @@ def print_problem(problem: dict[str, Any], machine: Machine, rows: list[dict[str
     )
     print(
         f"{'processes':>9} {'samples':>8} {'compute':>9} {'all-red.':>9} {'predicted':>10} "
-        f"{'measured':>9} {'ratio':>6} {'speed-up':>9}   (ms)"
+        f"{'measured':>9} {'ratio':>6} {'speed-up':>9} {'co.Shared':>10}   (ms)"
     )
     alone = rows[0]["measured"]
     for row in rows:
@@ -187,6 +215,8 @@ def print_problem(problem: dict[str, Any], machine: Machine, rows: list[dict[str
         if measured is not None:
             line += f" {1e3 * measured:>9.2f} {row['predicted'] / measured:>6.2f}"
             line += f" {alone / measured:>9.2f}"
+        if row["shared"] is not None:
+            line += f" {1e3 * row['shared']:>10.2f}"
         print(line)
 
 
@@ -208,13 +238,14 @@ def main() -> None:
     begin = time.perf_counter()
     options = parse_arguments()
     settings = settings_of(options)
-    report = run_processes(settings)
+    report = measure(settings)
     latency, bandwidth = fit(by_number(report["collectives"]["all-reduce"]))
     print(
         f"{settings['cores']} cores, {platform.machine()}, torch {report['torch']}, "
         f"Python {platform.python_version()}; minima over repeats"
     )
     print_collectives(report["collectives"], Machine(settings["cores"], latency, bandwidth))
+    print_exchange(report["exchange"])
     report["latency"] = latency
     report["bandwidth"] = bandwidth
     report["cores"] = settings["cores"]

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import coadjoint as co
+from coadjoint.gradients import processes
 
 METHODS: dict[str, Callable[[], Any]] = {
     "bptt": co.BPTT,
@@ -90,6 +91,12 @@ class Problem:
         gradient = self.method(self.net, batch, "cross-entropy").gradient
         n = len(batch.y)
         return torch.cat([g.flatten() for g in gradient.values()]) * (n / self.B)
+
+    def shared_step(self, method: co.Shared) -> None:
+        """One step as `coadjoint train` makes it: every process has the whole batch."""
+        batch = co.Batch(self.u, self.y)
+        gradient = method(self.net, batch, "cross-entropy").gradient
+        self.move(torch.cat([g.flatten() for g in gradient.values()]))
 
     @torch.no_grad()
     def move(self, gradient: Tensor) -> None:
@@ -173,6 +180,42 @@ def measure_steps(problem: Problem, teams: dict[int, Team], budget: float) -> di
         guess = warm_up(team, work)
         found[P] = team.seconds(work, agree(repeats_for(guess, budget)))
         dist.barrier()
+    return found
+
+
+def measure_shared(settings: dict[str, Any]) -> list[float]:
+    """Seconds of a step by co.Shared on all processes, with a shard for each, by problems."""
+    P = dist.get_world_size()
+    team = Team(P)
+    budget = settings["budget"]
+    found = []
+    for options in settings["problems"]:
+        problem = Problem(options)
+        method = co.Shared(problem.method, shards=P)
+
+        def work(problem: Problem = problem, method: co.Shared = method) -> None:
+            problem.shared_step(method)
+
+        guess = warm_up(team, work)
+        found.append(team.seconds(work, agree(repeats_for(guess, budget))))
+    return found
+
+
+def measure_exchange(sizes: Sequence[int]) -> dict[str, dict[int, float]]:
+    """Seconds in which the rows of P shards are added up, by both ways that co.Shared has."""
+    P = dist.get_world_size()
+    team = Team(P)
+    ways = {"gathered": processes.gather_and_sum, "by segments": processes.sum_by_segments}
+    found: dict[str, dict[int, float]] = {name: {} for name in ways}
+    for size in sizes:
+        rows = torch.ones(1, size // 4)
+        for name, way in ways.items():
+
+            def work(way: Callable[..., object] = way, rows: Tensor = rows) -> None:
+                way(rows, P, 3)
+
+            warm_up(team, work)
+            found[name][size] = team.seconds(work, 30 if size < 1 << 22 else 10)
     return found
 
 
@@ -265,7 +308,11 @@ def measure_problem(
 def main(out: str, settings: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(minutes=5))
-    report = measure(json.loads(settings))
+    told = json.loads(settings)
+    if told["shared"]:
+        report = {"steps": measure_shared(told), "exchange": measure_exchange(told["sizes"])}
+    else:
+        report = measure(told)
     if dist.get_rank() == 0:
         report["torch"] = torch.__version__
         Path(out).write_text(json.dumps(report))

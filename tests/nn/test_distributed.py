@@ -77,7 +77,7 @@ def cases(places: tuple[str, ...], *wrappers: str) -> list[str]:
 GROUPS = {
     "ddp": [
         *cases((*PLACES, *NETWORKS), "ddp", "ddp-unused", "ddp-static"),
-        *cases(("around", "inside"), "ddp-views", "ddp-static-unused"),
+        *cases(("around", "inside"), "ddp-views", "ddp-no-sync", "ddp-static-unused"),
         *cases(OUTPUTS, "ddp", "ddp-static"),
     ],
     "sharded": [  # it may end a process: apart

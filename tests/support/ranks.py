@@ -157,6 +157,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "ddp-static": parallel(static_graph=True),
     "ddp-static-unused": parallel(static_graph=True, find_unused_parameters=True),
     "ddp-views": parallel(gradient_as_bucket_view=True),
+    "ddp-no-sync": parallel(),
     "sharded": shard(""),
     "sharded-freed": shard("", reshard_after_forward=True),
     "sharded-kept": shard("", reshard_after_forward=False),
@@ -193,6 +194,19 @@ def gap(ours: nn.Module, alone: nn.Module) -> float:
     return worst
 
 
+def backward(model: nn.Module, reader: nn.Module, step: int, u: Tensor, y: Tensor) -> None:
+    """The gradient of the mean over the samples, at once."""
+    objective(model, reader, step, u, y).backward()
+
+
+def backward_in_parts(model: nn.Module, reader: nn.Module, step: int, u: Tensor, y: Tensor) -> None:
+    """The same in two halves; the processes exchange gradients in the second alone."""
+    half = len(u) // 2
+    with model.no_sync():
+        (objective(model, reader, step, u[:half], y[:half]) / 2).backward()
+    (objective(model, reader, step, u[half:], y[half:]) / 2).backward()
+
+
 def outcome(case: str, rank: int) -> float | str:
     wrapper, place = case.split("/")
     torch.manual_seed(0)
@@ -208,7 +222,8 @@ def outcome(case: str, rank: int) -> float | str:
             for optimiser in optimisers:
                 optimiser.zero_grad()
             objective(alone, alone, step, u, y).backward()
-            objective(model, reader, step, u[mine], y[mine]).backward()
+            take = backward_in_parts if wrapper == "ddp-no-sync" else backward
+            take(model, reader, step, u[mine], y[mine])
             worst = max(worst, gap(model, alone))
             for optimiser in optimisers:
                 optimiser.step()

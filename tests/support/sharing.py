@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import coadjoint as co
+from coadjoint.gradients import processes
 from coadjoint.optimisers import Armijo, adam, lbfgs, sgd
 from coadjoint.training.curriculum import Easiest
 
@@ -151,6 +152,39 @@ def overflow() -> str:
     return refusal(lambda: co.Shared(co.BPTT(), SHARDS)(net, given, "squared"))
 
 
+def different_batches(shards: int | None) -> str:
+    """The last process is given another batch than the others: all must say so."""
+    is_last = processes.process_number() == processes.process_count() - 1
+    given = batch(seed=3 if is_last else 2)
+    return refusal(lambda: co.Shared(co.BPTT(), shards)(network(), given, LOSS))
+
+
+def exchange_errors() -> list[str]:
+    """The cases in which rows by segments are not, to the bit, the sum of the rows in order.
+
+    Rows span many orders of magnitude, so that another order would give other bits.
+    """
+    P = processes.process_count()
+    wrong = []
+    cases = itertools.product(
+        (torch.float32, torch.float64), (1, 2, 3, 4, 5, 64, 1001), sorted({P, P + 1, 2 * P, 7})
+    )
+    for dtype, width, count in cases:
+        generator = torch.Generator().manual_seed(width)
+        rows = torch.randn(count, width, generator=generator, dtype=dtype)
+        rows *= 10.0 ** torch.randint(-8, 8, (count, width), generator=generator)
+        own = rows[list(processes.own_shards(count))]
+        notes = min(width, 3)
+        expected = rows[0].clone()
+        for row in rows[1:]:
+            expected += row
+        for exchange in (processes.gather_and_sum, processes.sum_by_segments):
+            total, told = exchange(own, count, notes)
+            if not torch.equal(total, expected) or not torch.equal(told, rows[:, -notes:]):
+                wrong.append(f"{exchange.__name__} {dtype} width {width} count {count}")
+    return wrong
+
+
 # runs
 
 
@@ -160,7 +194,7 @@ class Stopping(co.tasks.TemporalOrder):
     at = (-1, -1)  # rank, step
 
     def batch(self, step, *arguments):
-        if (co.gradients.processes.process_number(), step) == self.at:
+        if (processes.process_number(), step) == self.at:
             signal.raise_signal(signal.SIGTERM)
         return super().batch(step, *arguments)
 

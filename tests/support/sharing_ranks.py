@@ -20,6 +20,7 @@ import torch
 import coadjoint as co
 import sharing
 from coadjoint.cli import program
+from coadjoint.gradients import processes
 from coadjoint.training.distributed import Group, joined
 
 STEPS = "--steps 12 --every 4 --checkpoint 5"
@@ -64,7 +65,23 @@ def gradients(group: Group) -> dict[str, Any]:
         "differences": group.gather(found),
         "overflow": group.gather(sharing.overflow()),
         "bits": {name: sharing.gradient_bits(name) for name in BITS},
+        "bits by segments": bits_by_segments(),
+        "exchange": group.gather(sharing.exchange_errors()),
+        "different batches": {
+            str(shards): group.gather(sharing.different_batches(shards))
+            for shards in (None, sharing.SHARDS)
+        },
     }
+
+
+def bits_by_segments() -> dict[str, str]:
+    """The same gradients, as if their rows were large."""
+    usual = processes.LARGE_ROW
+    processes.LARGE_ROW = 0
+    found = {name: sharing.gradient_bits(name) for name in BITS}
+    overflow = sharing.overflow()
+    processes.LARGE_ROW = usual
+    return found | {"overflow": overflow}
 
 
 BITS = ("lstm every B=7 weighted log-ratio", "one sample", "chain penalised", "stack")

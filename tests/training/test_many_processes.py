@@ -62,6 +62,22 @@ def test_bits_are_the_same_on_any_number_of_processes(size, name):
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_large_rows_have_the_same_bits_by_segments(size):
+    found = dict(outcomes(size)[0]["bits by segments"])
+    assert found.pop("overflow") == sharing.overflow()
+    assert found == {name: sharing.gradient_bits(name) for name in BITS}
+    assert outcomes(size)[0]["exchange"] == [[]] * size
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_different_batches_are_refused_by_all(size):
+    words = "the processes were given different batches: each must draw the same one"
+    for answers in outcomes(size)[0]["different batches"].values():
+        assert len(answers) == size
+        assert all(answer.startswith(f"InputError: {words}") for answer in answers)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_an_overflow_in_one_process_reaches_all(size):
     assert outcomes(size)[0]["overflow"] == [sharing.overflow()] * size
 
@@ -178,9 +194,13 @@ def test_rank_0_refuses_before_it_connects(words, complaint, tmp_path, monkeypat
 
 
 def test_a_process_that_dies_ends_the_run_with_one_line(tmp_path):
-    """Rank 1 is killed; the same command then goes on, and ends in the same weights."""
-    words = f"train temporal-order --steps 200 --every 40 --checkpoint 10 {SMALL} --continue"
-    process = start(2, "-m", "coadjoint", *words.split(), "--out", "run", cwd=tmp_path)
+    """Of two started by torchrun, rank 1 is killed; the same command then goes on, with three.
+
+    All other cases are started without torchrun itself, which takes less time.
+    """
+    words = f"train temporal-order --steps 200 --every 40 --checkpoint 10 {SMALL} --shards 3"
+    command = ["-m", "coadjoint", *words.split(), "--continue", "--out", "run"]
+    process = start(2, *command, cwd=tmp_path)
     try:
         wait_for_rows(tmp_path / "run", 30, process)
         rank_1 = worker(process, 1)
@@ -192,8 +212,14 @@ def test_a_process_that_dies_ends_the_run_with_one_line(tmp_path):
     [line] = said(tmp_path)
     assert line.startswith("coadjoint: error: one of the 2 processes of this run has died")
     assert line.endswith("Resume with: coadjoint resume run")
-    for folder in ("run", "undisturbed"):
-        call_alone(f"{words} --shards 2 --out {tmp_path / folder}")
+    again = start(3, *command, cwd=tmp_path, name="again")
+    try:
+        assert again.wait(timeout=GRACE) == 0, (tmp_path / "again.err").read_text()
+    finally:
+        again.kill()
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["processes"], result["shards"]) == (3, 3)
+    call_alone(f"{words} --out {tmp_path / 'undisturbed'}")
     for name in ("metrics.jsonl", "model.safetensors"):
         undisturbed = tmp_path / "undisturbed" / name
         assert (tmp_path / "run" / name).read_bytes() == undisturbed.read_bytes()

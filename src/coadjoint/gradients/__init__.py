@@ -24,6 +24,7 @@ evaluation       Evaluation: losses, penalties, gradient, run and costates
 temporal         the gradient split into the contributions of time steps
 bptt, penalised, truncated, rtrl    the methods
 shared           one gradient by many processes
+trial            whether samples can be shared: parts of one's own are tried on a few of them
 processes        who they are, and what they tell each other
 penalty_weight   errors about the weight of a penalty
 by_hand          the gradient of dense chains, by sweeps over depth without torch's graph

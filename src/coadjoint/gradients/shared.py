@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from .. import errors
 from ..errors import CoadjointError, InputError, NumericalError, Unsupported, check_kind
 from ..networks.interface import Net
-from ..networks.judge import evaluation_mode
 from ..objectives.batch import SAMPLE_AXIS, Batch
 from ..objectives.draws import drawing
 from ..objectives.losses import LossLike
@@ -21,16 +20,16 @@ from .evaluation import Evaluation, Gradient, GradientTuple, evaluation_without_
 from .method import Method, check_arguments, trained_parameters
 from .penalised import Penalised
 from .processes import (
-    add_up,
+    add_up_and_tell,
     drawing_by,
     gather_objects,
-    gather_rows,
     own_shards,
     process_count,
+    sum_rows,
 )
+from .trial import ENOUGH, Trial
 
 Fault = tuple[int, str, str]  # of a shard: its number, the name of its error, the text
-TOLERANCES = {torch.float32: 1e-2, torch.float64: 1e-6}
 
 
 class Shared(Method):
@@ -42,7 +41,7 @@ class Shared(Method):
         gradient = sum over s of n_s / B gradient_s
 
     is the gradient of the whole batch, as are losses and penalties. It is the same on all
-    processes; they exchange one vector for each gradient.
+    processes, which exchange one vector for each shard.
 
     Args:
         method: BPTT() (the default), Penalised(...), Truncated(...), RTRL(...), or one's own
@@ -54,8 +53,9 @@ class Shared(Method):
     Dropout and zoneout draw by shard: the draws of a shard are the same on any number of processes.
     Penalties that draw directions draw by sample, the same as without shards.
 
-    Refused: 'omega-published', one value for the whole batch; a penalty or a loss of one's own that
-    mixes samples; a method that keeps a state of its own; more processes than shards.
+    Refused: 'omega-published', one value for the whole batch; a loss, a penalty, a method, a step
+    function or a map of one's own that mixes samples, see trial.py; a method that keeps a state of
+    its own; more processes than shards.
 
     Processes are those of torch.distributed (see docs/scale.md for torchrun). Without a process
     group there is one, which evaluates all shards:
@@ -82,9 +82,15 @@ class Shared(Method):
         self.state = method.state  # the same object: what changes there, changes here
         self.read_signal: Callable[[], int] = int  # what to tell the others; int() is 0, nothing
         self.heard = 0  # the largest number that any process has told so far
-        self.is_checked = False  # whether samples were seen not to depend on each other
+        self.trial = Trial()
         refuse_if_mixing(method)
         self._refuse_own_state()
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether parts of one's own were seen to treat samples apart; True if there are none."""
+        trial = self.trial
+        return trial.net is not None and (not trial.own or trial.tried >= ENOUGH)
 
     @property
     def step(self) -> int:
@@ -117,10 +123,10 @@ class Shared(Method):
         shards = self._shard_count()
         self._refuse_own_state()
         cut = self._cut(net, batch, loss, shards)
-        self._refuse_if_samples_mix(net, batch, loss)
         self.method.begin_step()
         before = dict(self.state)
         factors = objective_factors(self.method)
+        self.trial.check(self.method, net, batch, loss, factors)
         flat = FlatEvaluation(trained_parameters(net), cut.B, self.method.summed_state)
 
         def evaluate_shard(part: Batch, index: Sequence[int], row: Tensor) -> None:
@@ -209,15 +215,13 @@ class Shared(Method):
                 faults.append((k, type(error).__name__, str(error)))
         rows[:, -2] = self.read_signal()
         if self.shards is None:
-            total = add_up(rows[0])
+            total, marks = add_up_and_tell(rows[0], cut.mark)
+            refuse_different_batches(marks)
             self.heard = max(self.heard, int(total[-2] > 0))
         else:
-            gathered = gather_rows(rows, shards)
-            refuse_different_batches(gathered[:, -1].tolist())
-            self.heard = max(self.heard, int(gathered[:, -2].max()))
-            total = gathered[0].clone()
-            for row in gathered[1:]:  # in the order of the shards, whoever evaluated them
-                total += row
+            total, notes = sum_rows(rows, shards, NOTES)
+            refuse_different_batches(notes[:, -1].tolist())
+            self.heard = max(self.heard, int(notes[:, -2].max()))
         if total[-3] > 0:
             raise_first(faults, shards)
         return total
@@ -231,41 +235,6 @@ class Shared(Method):
                 f"({', '.join(sorted(own))}), which processes cannot share: name sums over samples "
                 "in summed_state, or train with one process."
             )
-
-    def _refuse_if_samples_mix(self, net: Net, batch: Batch, loss: LossLike) -> None:
-        """Refuse a penalty or loss of one's own that gives a sample another value beside others.
-
-        Seen once, on the two shortest samples: each alone, and both together, without dropout.
-        """
-        own_penalty = isinstance(self.method, Penalised) and not self.method.penalty.reads_run_only
-        if self.is_checked or len(batch.sizes) < 2 or not (own_penalty or callable(loss)):
-            return
-        pair = batch.sizes.argsort(stable=True)[:2].tolist()
-        state = dict(self.state)
-        try:
-            with evaluation_mode(net):
-                together = self._sample_values(net, batch, loss, pair)
-                alone = [self._sample_values(net, batch, loss, [j]) for j in pair]
-        except CoadjointError:  # the gradient itself will say it
-            return
-        finally:
-            self.state.update(state)
-        self.is_checked = True
-        tolerance = TOLERANCES.get(together.dtype, 1e-2)
-        if not torch.allclose(together, torch.cat(alone, 1), tolerance, tolerance, equal_nan=True):
-            raise Unsupported(
-                "the loss or the penalty of a sample depends on the other samples of its batch (or "
-                "on the padding up to the longest of them), so processes cannot share a batch: "
-                "make it a function of one sample and its own steps."
-            )
-
-    def _sample_values(
-        self, net: Net, batch: Batch, loss: LossLike, index: Sequence[int]
-    ) -> Tensor:
-        """The losses and penalties of some samples, [2, number]."""
-        with drawing(samples=tuple(index)):
-            evaluation = self.method.evaluate(net, batch.select(index, net.readout), loss)
-        return torch.stack([evaluation.losses, evaluation.penalties])
 
 
 LOOKED_AT = 64  # entries of a tensor, spread evenly, by which batches are compared
