@@ -8,7 +8,8 @@ Each compiler is used with the package's own flags and with those of VARIANTS, w
 so prevail; AVX2 is code for Haswell, run by the same processor. Every variant is a process of its
 own with one pinned thread and a cache of its own; the processes take turns in several rounds, and
 the least time counts. "of best" divides the time of the package's flags by the least of the same
-compiler's variants for the same instructions; "of eager" by that of engine eager.
+compiler's variants for the same instructions; "of eager" by that of engine eager, for which torch
+and its BLAS are told to use AVX2, too. A second table has the largest ratios of each compiler.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "AVX2, -O3": (*AVX2, "-O3"),
 }
 EAGER = "eager"
+EAGER_AVX2 = "eager, AVX2"
+TORCH_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+RATIOS = ("of best", "of best, AVX2", "of eager", "of eager, AVX2")
 ROUNDS = 2
 TURNS = 15  # of 10 ms, at most
 ALL_TURNS_MS = 500.0  # of all turns of one gradient
@@ -80,11 +84,15 @@ def write_compiler(place: Path, name: str, flags: tuple[str, ...]) -> Path:
     return script
 
 
-def run_worker(asked: argparse.Namespace, engine: str, compiler: Path, cache: Path) -> dict:
-    """The times of a process of its own, which has this compiler and keeps its libraries here."""
+def run_worker(
+    asked: argparse.Namespace, engine: str, compiler: Path, more: dict[str, str]
+) -> dict[str, float]:
+    """The times of a process with this compiler, a cache beside it, and more in its environment."""
+    cache = compiler.with_suffix(".cache")
+    cache.mkdir(mode=0o700, exist_ok=True)
     command = [sys.executable, __file__, "--worker", engine]
     command += ["--cells", asked.cells, "--sizes", asked.sizes]
-    environment = {**os.environ, "CC": str(compiler), "COADJOINT_CACHE": str(cache)}
+    environment = {**os.environ, **more, "CC": str(compiler), "COADJOINT_CACHE": str(cache)}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
@@ -95,20 +103,20 @@ def version_of(compiler: str) -> str:
 
 
 def measure(asked: argparse.Namespace, compilers: list[str]) -> dict[tuple[str, str], dict]:
-    """{(compiler, variant): {row: least milliseconds}}; engine eager stands under ("", EAGER)."""
+    """{(compiler, variant): {row: least milliseconds}}; that of engine eager is ""."""
     least: dict[tuple[str, str], dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        contenders = [("", EAGER, EAGER, write_compiler(place, compilers[0], ()))]
+        any_compiler = write_compiler(place, compilers[0], ())
+        contenders = [("", EAGER, EAGER, any_compiler, {})]
+        contenders.append(("", EAGER_AVX2, EAGER, any_compiler, TORCH_AVX2))
         for compiler in compilers:
             for variant, flags in VARIANTS.items():
                 script = write_compiler(place, compiler, flags)
-                contenders.append((compiler, variant, "cpu", script))
+                contenders.append((compiler, variant, "cpu", script, {}))
         for i in range(ROUNDS):
-            for compiler, variant, engine, script in contenders:
-                cache = script.with_suffix(".cache")
-                cache.mkdir(mode=0o700, exist_ok=True)
-                found = run_worker(asked, engine, script, cache)
+            for compiler, variant, engine, script, more in contenders:
+                found = run_worker(asked, engine, script, more)
                 times = least.setdefault((compiler, variant), found)
                 for row, ms in found.items():
                     times[row] = min(times[row], ms)
@@ -117,21 +125,40 @@ def measure(asked: argparse.Namespace, compilers: list[str]) -> dict[tuple[str, 
 
 
 def print_tables(least: dict[tuple[str, str], dict], compilers: list[str]) -> None:
+    """The times of every variant, and then the largest ratios of each compiler."""
     eager = least["", EAGER]
-    heads = ["compiler", "gradient", EAGER, *VARIANTS]
-    heads += ["of best", "of best, AVX2", "of eager", "of eager, AVX2"]
-    print(markdown_row(heads))
-    print("|---" * len(heads) + "|")
+    eager_avx2 = least["", EAGER_AVX2]
+    print_line(["compiler", "gradient", EAGER, *VARIANTS, EAGER_AVX2, *RATIOS], is_head=True)
+    ratios: dict[str, list[tuple[float, ...]]] = {compiler: [] for compiler in compilers}
     for compiler in compilers:
-        for row, eager_ms in eager.items():
+        for row, ms in eager.items():
             times = {variant: least[compiler, variant][row] for variant in VARIANTS}
             wide = [ms for variant, ms in times.items() if not variant.startswith("AVX2")]
             narrow = [ms for variant, ms in times.items() if variant.startswith("AVX2")]
-            cells = [compiler, row, format_ms(eager_ms), *map(format_ms, times.values())]
-            for own, best in ((wide[0], min(wide)), (narrow[0], min(narrow))):
-                cells.append(f"{own / best:.2f}x")
-            cells += [f"{wide[0] / eager_ms:.2f}x", f"{narrow[0] / eager_ms:.2f}x"]
-            print(markdown_row(cells), flush=True)
+            found = (
+                wide[0] / min(wide),
+                narrow[0] / min(narrow),
+                wide[0] / ms,
+                narrow[0] / eager_avx2[row],
+            )
+            ratios[compiler].append(found)
+            texts = [format_ms(time) for time in (ms, *times.values(), eager_avx2[row])]
+            print_line([compiler, row, *texts, *map(ratio_text, found)])
+    print()
+    print_line(["largest ratio of", *RATIOS], is_head=True)
+    for compiler in compilers:
+        largest = map(max, zip(*ratios[compiler], strict=True))
+        print_line([compiler, *map(ratio_text, largest)])
+
+
+def ratio_text(ratio: float) -> str:
+    return f"{ratio:.2f}x"
+
+
+def print_line(cells: list[str], is_head: bool = False) -> None:
+    print(markdown_row(cells), flush=True)
+    if is_head:
+        print("|---" * len(cells) + "|")
 
 
 def main() -> None:
