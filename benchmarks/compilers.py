@@ -42,7 +42,6 @@ EAGER = "eager"
 EAGER_AVX2 = "eager, AVX2"
 TORCH_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 RATIOS = ("of best", "of best, AVX2", "of eager", "of eager, AVX2")
-ROUNDS = 2
 TURNS = 15  # of 10 ms, at most
 ALL_TURNS_MS = 500.0  # of all turns of one gradient
 WARM_UP = 4
@@ -55,6 +54,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("compilers", nargs="*", help="by default all that are found")
     parser.add_argument("--cells", default="elman,lstm")
     parser.add_argument("--sizes", default="100x20x50,200x64x128")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--worker", choices=("cpu", EAGER), help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -114,13 +114,13 @@ def measure(asked: argparse.Namespace, compilers: list[str]) -> dict[tuple[str, 
             for variant, flags in VARIANTS.items():
                 script = write_compiler(place, compiler, flags)
                 contenders.append((compiler, variant, "cpu", script, {}))
-        for i in range(ROUNDS):
+        for i in range(asked.rounds):
             for compiler, variant, engine, script, more in contenders:
                 found = run_worker(asked, engine, script, more)
                 times = least.setdefault((compiler, variant), found)
                 for row, ms in found.items():
                     times[row] = min(times[row], ms)
-            print(f"round {i + 1} of {ROUNDS}", file=sys.stderr, flush=True)
+            print(f"round {i + 1} of {asked.rounds}", file=sys.stderr, flush=True)
     return least
 
 

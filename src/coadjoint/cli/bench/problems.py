@@ -5,9 +5,10 @@
                    of a module (nn.RNN, nn.LSTM or nn.GRU): 2 layers, bidirectional, the sum of the
                    squared outputs; plain, or double: of the squared gradient by the inputs
     ours           BPTT, Penalised and co.nn, on the engine that "auto" picks
-    torch          torch.nn.RNN, LSTM, GRU. On a GPU that is cuDNN, with and without tf32. cuDNN has
-                   no double gradient: that is torch.nn's without cuDNN
-    autograd       a Python loop over torch's fused cells, differentiated twice (penalised)
+    torch          torch.nn.RNN, LSTM, GRU. On a GPU that is cuDNN, with and without tf32, which has
+                   no double gradient
+    autograd       a Python loop over torch's fused cells, differentiated twice (penalised). On a
+                   GPU also torch.nn without cuDNN (double)
     jax            a compiled scan: its gradient (plain), the gradient of its gradient (penalised)
     flashrnn       FlashRNN's fused kernels in bfloat16, on a GPU (plain)
     hessian-free   one step of co.hessian_free, compared with its unavoidable parts: for each
@@ -382,6 +383,8 @@ class ModuleProblem:
         """The gradients of ours, or of torch.nn; the other peers have no modules."""
         if peer == OURS:
             return {OURS: self._our_runs()}
+        if peer == "autograd" and self.device == "cuda":
+            return {"torch.nn without cuDNN": {"double": self.double_without_cudnn}}
         if peer != "torch":
             return {}
         plain = functools.partial(self.plain, self.torch_module)
@@ -392,7 +395,6 @@ class ModuleProblem:
         return {
             "cuDNN tf32": {"plain": in_tf32, "plain tf32": in_tf32},
             "cuDNN float32": {"plain": plain},
-            "torch.nn without cuDNN": {"double": self.double_without_cudnn},
         }
 
     def _our_runs(self) -> dict[str, Run]:

@@ -218,7 +218,8 @@ class BenchResult:
         title = "GPU" if self.options.device == "cuda" else "CPU"
         if self.options.section:
             title += f": {self.options.section}"
-        text = [f"## {title}", "", f"Written by `{self.options.command}`.", ""]
+        written = f"Written by `{self.options.command}` of version {__version__}."
+        text = [f"## {title}", "", written, ""]
         text += [f"{self.machine_line()}.", ""]
         for heads, lines in self.tables():
             text += [markdown_row(heads), "|---" * len(heads) + "|"]
