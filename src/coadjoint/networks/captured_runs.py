@@ -13,7 +13,7 @@ call `net.run`, which replays nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -185,9 +185,11 @@ def may_replay() -> bool:
     return torch.is_grad_enabled() and nothing_intervenes() and not is_deferring_checks()
 
 
-def settings_key(network: Network, layout: Layout) -> tuple[object, ...]:
-    """What runs and costates of a network depend on other than tensors."""
-    return network.graph_key(), layout.rows.T, layout.rows.B
+class CallRecordings(NamedTuple):
+    """The recordings of a network, for one call of it."""
+
+    recordings: Recordings
+    network_key: Hashable  # what the run depends on of the network, other than tensors
 
 
 class Recordings:
@@ -199,7 +201,12 @@ class Recordings:
         self.penalties = CapturedFunctions("this penalty")
 
     def replay_sweep(
-        self, network: Network, layout: Layout, u: Tensor, x0: Tensor | None
+        self,
+        network: Network,
+        network_key: Hashable,
+        layout: Layout,
+        u: Tensor,
+        x0: Tensor | None,
     ) -> tuple[FormulaRun, InputWeights] | None:
         """The sweep over step rows u from x0 [B, n] or the network's own; None: compute it."""
         named = {}
@@ -216,7 +223,7 @@ class Recordings:
         plan = SweepPlan(network.cell, layout.rows, engine)
         f = SweepMap(network, layout, tuple(named))
         buffers = [weight_key(y) for _, y in network.named_buffers()]  # read where they lie
-        key = (*settings_key(network, layout), f.names, *buffers)
+        key = (network_key, layout.rows.T, layout.rows.B, f.names, *buffers)
         data = [u] if x0 is None else [u, x0]
         ledger = Ledger(plan.checks, settles=True)
         results = self.runs.replay(key, f, data, list(named.values()), ledger)
@@ -262,7 +269,8 @@ class Recordings:
         names = (*data, *weights)
         f = CostatesMap(network, trajectory.layout, run.plan.engine, names, loss, reduce, hold)
         key: tuple[object, ...] = (run.plan.engine, names, loss_key, reduce, hold)
-        key += settings_key(network, trajectory.layout)
+        # The network may have been changed since the run: its key is found again.
+        key += (network.graph_key(), trajectory.layout.rows.T, trajectory.layout.rows.B)
         ledger = Ledger(run.plan.checks, settles=False)
         results = self.costates.replay(key, f, list(data.values()), list(weights.values()), ledger)
         if results is None:
@@ -289,11 +297,12 @@ class Recordings:
         return value
 
 
-def recordings_of(network: Network, batch: Batch) -> Recordings | None:
+def recordings_of(network: Network, batch: Batch) -> CallRecordings | None:
     """The recordings to which a call of the network may add; None if it is not to be captured."""
     u = batch.u
     if not isinstance(u, Tensor) or not answers_late(u) or batch.lengths is not None:
         return None
     if not may_replay() or network.must_be_called() or wrapper_in_forward() is not None:
         return None
-    return None if network.graph_key() is None else network.recordings
+    network_key = network.graph_key()
+    return None if network_key is None else CallRecordings(network.recordings, network_key)

@@ -179,13 +179,14 @@ class Network(Recurrence, Readout):
         Only runs on GPU kernels without fresh random numbers can be captured and repeated.
         """
         is_random = self.dropout and self.training
-        if self.cell is None or is_random or self.engine not in CAPTURED_ENGINES:
+        engine = self.engine
+        if self.cell is None or is_random or engine not in CAPTURED_ENGINES:
             return None
         output = function_key(self.output)
         if output is None or not weights_are_repeatable(self):
             return None
         read = (self.readout, self.summary, getattr(self, "beta", None))
-        return self.cell, str(self.engine), *read, output, self.training
+        return self.cell, str(engine), *read, output, self.training
 
     @functools.cached_property
     def recordings(self) -> Recordings:
@@ -265,12 +266,12 @@ class Network(Recurrence, Readout):
         if readout_mask is not None:
             extra[DROPOUT_MASK] = readout_mask
         # Only for a caller's own loop: a gradient method calls `run`, and captures all of itself.
-        recordings = recordings_of(self, batch) if called else None
+        call = recordings_of(self, batch) if called else None
         swept = None
         run: SweepRun
-        if recordings is not None:
+        if call is not None:
             x0 = None if batch.x0 is None else self.initial_state(batch.x0, rows.B)
-            swept = recordings.replay_sweep(self, layout, u_rows, x0)
+            swept = call.recordings.replay_sweep(self, call.network_key, layout, u_rows, x0)
         if swept is None:
             start = self.initial_state(batch.x0, rows.B)
             run, _, input_weights = self.sweep(layout, u_rows, start)
@@ -290,5 +291,5 @@ class Network(Recurrence, Readout):
             extra=extra,
             input_weights=input_weights,
             input_mask=input_mask,
-            recordings=recordings,
+            recordings=None if call is None else call.recordings,
         )

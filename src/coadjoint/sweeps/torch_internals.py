@@ -257,6 +257,21 @@ def named_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return list(found.values())
 
 
+def parametrisations_within(module: nn.Module) -> Iterator[nn.ModuleDict]:
+    """Those of a module and the modules inside it, by the weight; many calls ask for them."""
+    visited: set[int] = set()
+    waiting: list[nn.Module | None] = [module]
+    while waiting:
+        inner = waiting.pop()
+        if inner is None or id(inner) in visited:
+            continue
+        visited.add(id(inner))
+        for name, child in inner._modules.items():
+            if name == "parametrizations" and isinstance(child, nn.ModuleDict):
+                yield child
+            waiting.append(child)
+
+
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """The parameters of the module itself by name; to read module.name takes longer."""
     return module._parameters

@@ -16,11 +16,14 @@ from collections.abc import Hashable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from ...checks import answers_late
 from ...functions import is_transformed
-from ...torch_internals import saved_tensor_hooks_are_on, weights_are_cached
+from ...torch_internals import (
+    parametrisations_within,
+    saved_tensor_hooks_are_on,
+    weights_are_cached,
+)
 from .capture import is_recording
 
 # Modules whose functions compute the same each time, or draw at random as CUDA graphs do.
@@ -146,11 +149,9 @@ def weights_are_repeatable(net: nn.Module) -> bool:
     Those of the package are, and those of torch that keep no buffers while they are trained.
     Others may draw at random, or keep a state that each call changes.
     """
-    for module in net.modules():
-        if not parametrize.is_parametrized(module):
-            continue
-        for chain in module.parametrizations.values():  # type: ignore[operator]
-            if not all(map(is_repeatable_parametrisation, chain)):
+    for parametrisations in parametrisations_within(net):
+        for chain in parametrisations.values():
+            if not all(map(is_repeatable_parametrisation, chain.children())):
                 return False
     return True
 
