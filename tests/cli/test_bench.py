@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,7 @@ from coadjoint.cli.bench.clock import relative_difference, time_in_turns
 from coadjoint.optimisers.hessian_free import HessianFree
 from coadjoint.sweeps import engines
 from coadjoint.sweeps.engines.c import probe
+from coadjoint.sweeps.engines.cuda.capture import CALLS_BEFORE_RECORDING
 from paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -468,6 +470,19 @@ def test_explain_measures_nothing(coadjoint, monkeypatch):
         f"  gru: engine '{choice}': {choice.why}",
         "    B 3, d 5: gru on 3 rows of 5, torch.float32",
     ]
+
+
+def test_our_gradients_are_recorded_before_they_are_timed():
+    calls = Counter()
+    runs = {
+        ("plain", problems.OURS): lambda: calls.update(["plain"]),
+        ("penalised", problems.OURS): lambda: calls.update(["penalised"]),
+        ("plain", "cuDNN tf32"): lambda: calls.update(["cuDNN"]),
+    }
+    measure_module.record_ours(runs)
+    most = CALLS_BEFORE_RECORDING + 1
+    assert calls["plain"] == calls["penalised"] >= most
+    assert "cuDNN" not in calls
 
 
 def test_interrupted_it_shows_what_it_has(coadjoint, monkeypatch):

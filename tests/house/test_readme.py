@@ -128,6 +128,10 @@ def test_links_of_a_page_exist(page):
         (["examples/text.py", "20"], "unigram  4.12"),
         (["examples/temporal_order.py", "--steps", "20", "--length", "20"], "costates.png"),
         (["benchmarks/memory.py", "elman", "2000", "2", "16", "log-ratio", "auto"], "MB"),
+        (
+            ["benchmarks/gpu.py", "--device", "cpu", "--sizes", "4x3x5", "--sections", "own loop"],
+            "| own-loop | gru | 4, 3, 5 |",
+        ),
     ],
 )
 def test_examples_run(command, expected, tmp_path):

@@ -38,7 +38,7 @@ from ..objectives.losses import Output
 from ..sweeps.affine import affine
 from ..sweeps.layout import Layout
 from ..sweeps.rows import Rows
-from ..sweeps.torch_internals import has_parameter
+from ..sweeps.torch_internals import has_parameter, named_parameters
 from .interface import NetRun, SequenceNet
 
 Extra = Mapping[str, Tensor]  # weights of a readout other than V and b_o, and its dropout mask
@@ -293,7 +293,7 @@ class Readout(SequenceNet):
         for name in EXTRA_PARAMETERS:
             if hasattr(self, name):
                 extra[name] = getattr(self, name)
-        for name, weight in self.deep.named_parameters():
+        for name, weight in named_parameters(self.deep):
             extra[f"deep.{name}"] = weight
         return extra
 
