@@ -23,6 +23,8 @@ from .rows import ROWS_PER_CHUNK, Bounds, Rows, row_bounds, split_range
 FEW_ROWS = 256
 # Multiplications from which compiled code is faster. For fewer, a call of torch takes less time.
 COMPILED_FROM = 500_000
+# The multiplications that the sum of a row's entries counts as: beside products it takes no time.
+SUM_OF_ROWS = 5
 
 
 def chunks_from_last(
@@ -76,14 +78,22 @@ def compiled_products(
 ) -> CompiledProducts | None:
     """The compiled code, if it can read these arrays and is the faster; else None.
 
-    width: by how many numbers each entry of y [N, .] is multiplied. Rows are counted over the full
-    sequence, so that its segments all go the same way.
+    width: by how many numbers each entry of y [N, .] is multiplied; 0 for a sum of rows. Rows are
+    counted over the full sequence, so that its segments all go the same way.
     """
-    count = rows.rows_in_full if rows else len(y)
-    if count * y.shape[1] * width < COMPILED_FROM:
+    if not is_large(rows, y, width):
         return None
     compiled = compiled_module()
     return compiled if compiled.can_run(y, others) else None
+
+
+def is_large(rows: Rows | None, y: Tensor, width: int) -> bool:
+    """Is compiled code the faster for products of y [N, .] with `width` numbers in each row?
+
+    width 0: for the sum of rows.
+    """
+    count = rows.rows_in_full if rows else len(y)
+    return count * y.shape[1] * (width or SUM_OF_ROWS) >= COMPILED_FROM
 
 
 class Sum:
@@ -135,11 +145,12 @@ class Sum:
 
         flipped: the value is the transpose.
         """
-        width = 1 if first is None else first.shape[1]
+        width = 0 if first is None else first.shape[1]
         compiled = compiled_products(rows, second, width, (first,))
         if compiled is None:
             return False
         m = second.shape[1]
+        width = max(width, 1)  # ones are one column
         old = self.value
         if old is None:
             sums = second.new_zeros((width, m), dtype=torch.float64)
@@ -170,6 +181,11 @@ def bounds_from_last(rows: Rows | None, y: Tensor) -> Bounds:
 
 def sum_products(rows: Rows | None, y: Tensor, r: Tensor) -> Tensor:
     """The sum over rows of y_i r_i', [n, m], for y [N, n] and r [N, m]; rows None: one chunk."""
+    narrower, wider = (r, y) if r.shape[1] <= y.shape[1] else (y, r)
+    compiled = compiled_products(rows, wider, narrower.shape[1], (narrower,))
+    if compiled is not None:
+        (total,) = compiled.join_products(bounds_from_last(rows, y), wider, (narrower,))
+        return total if narrower is r else total.t().contiguous()
     products = Sum()
     products.add_product(rows, y, r)
     return products.total()
@@ -187,17 +203,16 @@ def sum_joined(rows: Rows | None, y: Tensor, arrays: Sequence[Tensor | None]) ->
 
     Compiled code reads y once for all of them.
     """
+    joined = [i for i, r in enumerate(arrays) if is_large(rows, y, 0 if r is None else r.shape[1])]
+    chosen = [arrays[i] for i in joined]
+    if not joined or not compiled_module().can_run(y, chosen):
+        joined = []
     totals: list[Tensor | None] = [None] * len(arrays)
-    joined = []  # the arrays of compiled sums, by their place
-    for i, r in enumerate(arrays):
-        width = 1 if r is None else r.shape[1]
-        if compiled_products(rows, y, width, (r,)) is not None:
-            joined.append(i)
-        else:
-            totals[i] = sum_rows(rows, y) if r is None else sum_products(rows, y, r)
     if joined:
-        chosen = [arrays[i] for i in joined]
         sums = compiled_module().join_products(bounds_from_last(rows, y), y, chosen)
         for i, total in zip(joined, sums, strict=True):
             totals[i] = total
+    for i, r in enumerate(arrays):
+        if totals[i] is None:
+            totals[i] = sum_rows(rows, y) if r is None else sum_products(rows, y, r)
     return cast(list[Tensor], totals)
