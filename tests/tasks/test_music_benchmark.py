@@ -129,6 +129,16 @@ def test_the_page_has_the_tables_of_the_kept_rows():
         assert f"<!-- music: {name} -->\n{table}\n<!-- music: end -->" in page
 
 
+def test_the_run_from_the_command_line_is_the_kept_one():
+    kept = json.loads((ROOT / "benchmarks" / "music_command.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert kept["command"] in page.replace(" \\\n    ", " ")
+    nll = [f"{kept['metrics'][split]['nll']:.2f}" for split in ("train", "valid", "test")]
+    (row,) = [line for line in page.splitlines() if "music_command.json" in line]
+    assert row.endswith(f"| {' | '.join(nll)} |")
+    assert f"({kept['step']:,} steps), {kept['seconds']:.0f} s" in row
+
+
 def test_a_page_without_marks_is_refused(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("nothing")
