@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import math
@@ -132,6 +133,23 @@ def test_messages_name_the_option_that_was_given(model, coadjoint, monkeypatch, 
     assert code == 2
     option = words.replace("=", " ").split()[0]
     assert err.startswith(f"coadjoint: error: {option} must be ")
+
+
+def test_words_with_commas_can_be_read_back(tmp_path):
+    """Words of a column are written as a row of a CSV file, and read as one."""
+    words = ["A,B", "C", 'say "D"'] * 8
+    with open(tmp_path / "words.csv", "w", newline="", encoding="utf-8") as table:
+        csv.writer(table).writerows([["word"], *([word] for word in words)])
+    source = str(tmp_path / "words.csv")
+    task = co.tasks.Data.read(source, kind="next", target="word", split=(1, 0, 0), dtype="float64")
+    net = co.Network("gru", inputs=3, hidden=4, outputs=3, readout="every", output="softmax")
+    model = co.Model(net.double(), task)
+    prime = '"A,B", C'
+    (text,) = model.sample(prime, 12, seed=1)
+    found = next(csv.reader([text]))
+    assert found[:2] == ["A,B", "C"]
+    assert set(found) == set(words)
+    assert model.sample(found[:2], 12, seed=1) == [text]
 
 
 def test_other_models_are_refused(model):

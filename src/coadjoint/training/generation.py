@@ -6,6 +6,8 @@ is carried from symbol to symbol.
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +30,6 @@ from .json_rows import dumps
 
 SHOWN_LENGTH = 400  # symbols of a sample on the page of a run
 SHOWN_TEMPERATURES = (1.0, 0.5)
-SEPARATOR = ","  # between symbols that are words, as in flags
 
 
 def refuse_other_models(net: Net, description: Description) -> None:
@@ -48,15 +49,17 @@ def refuse_other_models(net: Net, description: Description) -> None:
 def split_prime(prime: str | Sequence[str] | None, description: Description) -> list[str]:
     """Return the symbols of a prime; None is the first symbol of the vocabulary, or a line feed.
 
-    A prime of words is a list of them, or a text with commas between them. Symbols that the
-    training file does not hold are refused.
+    A prime of words is a list of them, or a text with commas between them; a word that holds a
+    comma itself stands in double quotes, as in a CSV file. Symbols that the training file does not
+    hold are refused.
     """
     d = description
     if prime is None:
         return ["\n" if "\n" in d.labels else d.labels[0]]
     symbols = list(prime)
     if isinstance(prime, str) and d.symbols != "character":
-        symbols = [word.strip() for word in prime.split(SEPARATOR)]
+        cells = next(csv.reader([prime], skipinitialspace=True), [])
+        symbols = [word.strip() for word in cells]
     if not symbols:
         raise InputError(f"prime must hold at least one {d.symbols}; got {brief(prime)}.")
     unknown = sorted({str(word) for word in symbols} - set(d.labels))
@@ -69,8 +72,12 @@ def split_prime(prime: str | Sequence[str] | None, description: Description) -> 
 
 
 def join_symbols(symbols: Sequence[str], description: Description) -> str:
-    """Return symbols as one text; words have commas between them."""
-    return ("" if description.symbols == "character" else SEPARATOR).join(symbols)
+    """Return symbols as one text; words have commas between them, as a row of a CSV file."""
+    if description.symbols == "character":
+        return "".join(symbols)
+    row = io.StringIO()
+    csv.writer(row, lineterminator="").writerow(symbols)
+    return row.getvalue()
 
 
 def generate(
