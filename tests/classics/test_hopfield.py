@@ -145,6 +145,7 @@ def test_it_is_the_last_step_of_a_pipeline():
         (lambda h: h.crosstalk(), "not fitted yet"),
         (lambda h: h.fit([[1, -1]]).path([1, -1, 1]), "3 columns; expected 2"),
         (lambda h: h.set_params(bias=[1, 2]).fit([[1]]), "bias must be a finite number or 1"),
+        (lambda h: h.set_params(bias="x").fit([[1]]), "bias must be .* got 'x'"),
         (lambda h: h.set_params(seed=-1).fit([[1, -1]]).path([1, 1]), "seed"),
     ],
 )

@@ -161,6 +161,8 @@ def test_it_works_with_scikit_learn():
         (lambda p: p.fit([[1], [2]], [0]), r"a label for each row of X, \[2\]"),
         (lambda p: p.fit([[1], [2], [3]], [0, 1, 2]), "two classes; got 3"),
         (lambda p: p.fit([[1], [2]], [0, 0]), "two classes; got 1"),
+        (lambda p: p.fit([[1], [2]], [None, 1]), "no label for row 0"),
+        (lambda p: p.fit([[1], [2]], [0.0, np.nan]), "no label for row 1"),
         (lambda p: p.predict([[1]]), "not fitted yet"),
         (lambda p: p.fit([[1], [2]], [0, 1]).predict([[1, 2]]), "2 columns; expected 1"),
         (lambda p: p.fit([[1], [2]], [0, 1]).margin([[1]], [7]), "a label that was not in fit"),
@@ -171,3 +173,8 @@ def test_it_works_with_scikit_learn():
 def test_what_cannot_be_used_is_refused(call, words):
     with pytest.raises(co.InputError, match=words):
         call(co.classics.Perceptron())
+
+
+def test_the_intercept_is_wanted_or_not():
+    with pytest.raises(co.errors.KindError, match="fit_intercept must be True or False; got 'no'"):
+        co.classics.Perceptron(fit_intercept="no").fit([[1], [2]], [0, 1])

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import InputError, NumericalError, check_seed, whole_number
+from ..errors import InputError, NumericalError, brief, check_seed, whole_number
 from .estimator import Array, ClassicEstimator, read_rows
 
 
@@ -47,9 +47,7 @@ class Hopfield(ClassicEstimator):
         """Store the rows of X [s, n], entries -1 or +1. y is not used."""
         patterns = read_signs(X)
         n = patterns.shape[1]
-        bias = np.asarray(self.bias, dtype=np.float64)
-        if bias.shape not in ((), (n,)) or not np.isfinite(bias).all():
-            raise InputError(f"bias must be a finite number or {n} of them, one for each unit.")
+        bias = read_bias(self.bias, n)
         # Sums of products of signs are whole numbers: fields divide them by n once, so that a field
         # of zero is exactly zero.
         self._sums = patterns.T @ patterns
@@ -113,6 +111,19 @@ class Hopfield(ClassicEstimator):
     def _states(self, X: ArrayLike) -> Array:
         """X as signs [m, n], with the n of fit."""
         return read_signs(self.rows(X))
+
+
+def read_bias(bias: ArrayLike, n: int) -> Array:
+    """The bias as one number or [n]; anything but finite numbers is refused."""
+    try:
+        found = np.asarray(bias, dtype=np.float64)
+    except (TypeError, ValueError):
+        found = np.array(np.nan)
+    if found.shape not in ((), (n,)) or not np.isfinite(found).all():
+        raise InputError(
+            f"bias must be a finite number or {n} of them, one for each unit; got {brief(bias)}."
+        )
+    return found
 
 
 def read_signs(X: ArrayLike) -> Array:

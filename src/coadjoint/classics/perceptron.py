@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import InputError, whole_number
+from ..errors import InputError, check_kind, whole_number
 from .estimator import Array, ClassicEstimator, read_rows
 
 
@@ -50,6 +50,7 @@ class Perceptron(ClassicEstimator):
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn from X [s, n] and y [s], labels of any kind, of which there are two."""
         passes = whole_number("max_iter", self.max_iter)
+        check_kind("fit_intercept", self.fit_intercept, bool, "True or False")
         x = read_rows(X)
         classes = np.unique(read_labels(y, len(x)))
         if len(classes) != 2:
@@ -67,7 +68,7 @@ class Perceptron(ClassicEstimator):
             for row, sign in zip(x, signs, strict=True):
                 if sign * (w @ row + b) <= 0:  # on the hyperplane f is 0, which is not y either
                     w += sign * row
-                    b += sign * bool(self.fit_intercept)
+                    b += sign * self.fit_intercept
                     self.mistakes_ += 1
             self.n_iter_ += 1
             self.converged_ = self.mistakes_ == before
@@ -125,4 +126,8 @@ def read_labels(y: ArrayLike, count: int) -> NDArray[np.generic]:
         raise InputError(
             f"y must have a label for each row of X, [{count}]; got shape {list(labels.shape)}."
         )
+    # A missing label is None or NaN, which differs from itself.
+    missing = [i for i, label in enumerate(labels.tolist()) if label is None or label != label]
+    if missing:
+        raise InputError(f"y has no label for row {missing[0]} of X; leave out such rows.")
     return labels
