@@ -66,6 +66,8 @@ def parse(text):
         if colon:
             labels[label.strip()] = len(lines)
         lines.append(rest.split())
+    if lines[-1][0] not in ("stop", "goto"):
+        raise ValueError(f"the last line must be stop or goto; got {' '.join(lines[-1])}")
     instructions, variables = [], []
     for number, (operation, *words) in enumerate(lines):
         variable = None

@@ -122,3 +122,8 @@ def test_a_program_that_does_not_stop_has_no_time(programs):
     found, time = machine.answer(machine.run(99))
     assert time is None
     assert found["a"] == 33
+
+
+def test_a_program_without_an_end_is_refused(programs):
+    with pytest.raises(ValueError, match="the last line must be stop or goto; got inc a"):
+        programs.Machine("inc a")

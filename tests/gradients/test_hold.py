@@ -90,6 +90,15 @@ def test_segments_and_pretraining_equal_the_loops(readout, counted, G, segments)
 
 
 @pytest.mark.parametrize("readout", ["last", "every"])
+@pytest.mark.parametrize("cell", ["mingru", "minlstm", "lru"])
+def test_linear_recurrences_equal_the_loops_on_the_scan(cell, readout):
+    """Cells without W, whose sweeps run in parallel over time."""
+    for G in ("log-ratio", "variance"):
+        case = cases.Case(cell, "tanh", "squared", G, engine="scan", readout=readout, **PLAIN)
+        compare_with_loops(case, co.Penalised(G, RHO, hold="source"))
+
+
+@pytest.mark.parametrize("readout", ["last", "every"])
 def test_the_readout_gets_the_gradient_of_the_loss_alone(readout):
     net = build.network("gru", readout=readout)
     batch = build.batch(net, [3, 7, 5, 1])

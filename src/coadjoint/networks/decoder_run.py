@@ -271,7 +271,8 @@ class DecoderRun(HasLayout):
         normalise  compare log-probability / length^normalise: 0 sums over tokens, 1 takes means
         temperature, top_k, top_p  any of them draws tokens at random instead of searching for the
                    best: see `networks.sampling`; the temperature is then 1 if it is not given
-        seed       of these draws; what is drawn for a sample also depends on its place in the batch
+        seed       of these draws, without effect on a search; what is drawn for a sample also
+                   depends on its place in the batch
         """
         net = self.network
         lengths = self.layout.lengths.to(self.h.device)

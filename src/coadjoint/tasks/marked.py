@@ -133,10 +133,10 @@ class Multiplication(Addition):
 class XOR(Generated):
     """Whether two marked bits differ: y = x_p xor x_q.
 
-    u_t = (x_t, marker), x_t in {0, 1}; p in the first tenth, q in [.4 L, .5 L]. A single length T
-    means T, ..., 1.1 T, one for each batch. One sigmoid output at the last step, binary
-    cross-entropy. An answer is correct if y_hat is on the side of y; the goal is that every test
-    sequence is correct. Chance is 1/2, and one bit alone says nothing about y.
+    u_t = (x_t, marker), x_t in {0, 1}; p in the first tenth, q from 4 L // 10 to L // 2, both
+    included. A single length T means T, ..., 1.1 T, one for each batch. One sigmoid output at the
+    last step, binary cross-entropy. An answer is correct if y_hat is on the side of y; the goal is
+    that every test sequence is correct. Chance is 1/2, and one bit alone says nothing about y.
     """
 
     name = "xor"
@@ -152,7 +152,7 @@ class XOR(Generated):
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draw bits x and mark those at times p and q; y is 1 where these two differ.
 
-        p lies in the first tenth of a sequence, q between .4 and .5 of its length.
+        p lies in the first tenth of a sequence, q from 4 L // 10 to L // 2.
         """
         sample = np.arange(len(L))
         u = np.zeros((L.max(), len(L), 2), np.float32)
