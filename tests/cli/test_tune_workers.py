@@ -276,7 +276,7 @@ def test_the_same_line_adds_a_worker(here, coadjoint):
     # Other settings under the same name are refused, and so is a lost record.
     code, _, err = coadjoint(*words, "--batch", "5")
     assert (code, err.count("\n")) == (4, 1)
-    assert "runs/s is a study of other settings or data: base.training.batch (4 then, 5 now)" in err
+    assert "runs/s is a study of other settings or data: --batch was 4 and is 5." in err
     Path("runs/s/study.journal").unlink()
     code, _, err = coadjoint("resume", "runs/s")
     assert code == 4

@@ -387,6 +387,8 @@ def test_a_damaged_folder_is_refused(tmp_path):
         refused("was changed")
     (tmp_path / "bad.co" / "description.json").unlink()
     refused("description.json does not exist")
+    (tmp_path / "bad.co" / "starts.npy").unlink()
+    refused("starts.npy is missing. Prepare the folder again")
     numbers = np.load(out / "y.npy")
     numbers[7] = 9
     np.save(tmp_path / "bad.co" / "y.npy", numbers)

@@ -15,7 +15,7 @@ from ..errors import StorageError
 from ..training import files, json_rows, restore, schemas, study_schema
 from ..training.json_types import JsonObject
 from ..training.metric_names import metric_label
-from .flags import SectionValues
+from .flags import SectionValues, flag
 from .search_space import Dimension, label_of
 from .study_storage import StoragePlace, import_optuna, parse_storage
 
@@ -114,11 +114,36 @@ def refuse_if_other(then: JsonObject, now: JsonObject, name: str) -> None:
     before = json_rows.to_json_types({key: then.get(key) for key in SAME})
     after = json_rows.to_json_types({key: now.get(key) for key in SAME})
     if before != after:
-        change = restore.describe_difference(before, after)
+        change = changed_flag(before.get("base"), after.get("base"))
+        if change is None:
+            change = f"{restore.describe_difference(before, after)} has changed"
         raise StorageError(
-            f"{name} is a study of other settings or data: {change} has changed. Give what it "
-            "began with, or choose another --study."
+            f"{name} is a study of other settings or data: {change}. Give what it began with, or "
+            "choose another --study."
         )
+
+
+def changed_flag(then: object, now: object) -> str | None:
+    """The first setting that differs, named by its flag; None if all are the same.
+
+    then, now: settings by section, as in "base" of tune.json
+    """
+    if not isinstance(then, dict) or not isinstance(now, dict):
+        return None
+    for section in sorted({*then, *now}):
+        keys_then = then.get(section) or {}
+        keys_now = now.get(section) or {}
+        for key in sorted({*keys_then, *keys_now}):
+            was = keys_then.get(key)
+            is_now = keys_now.get(key)
+            if was != is_now:
+                return f"{flag(section, key)} was {in_words(was)} and is {in_words(is_now)}"
+    return None
+
+
+def in_words(value: object) -> str:
+    """A setting's value for a message."""
+    return "not given" if value is None else repr(value)
 
 
 def place_of(folder: Path, storage: str | None) -> StoragePlace:

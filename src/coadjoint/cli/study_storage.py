@@ -198,8 +198,10 @@ def explain(error: BaseException) -> str:
     while inner is not None:
         cause = inner
         inner = getattr(cause, "orig", None) or cause.__cause__
-    said = " ".join(hide_passwords(str(cause)).split())[:300].rstrip(".")
-    sentence = said if said.endswith(("?", ".")) else f"{said}."
+    lines = [line.strip() for line in hide_passwords(str(cause)).splitlines() if line.strip()]
+    # A server's message has a line for each sentence, and they need not end in a full stop.
+    said = " ".join(line if line.endswith(("?", ".", ":")) else f"{line}." for line in lines)
+    sentence = said[:300]
     for part, advice in ADVICE.items():
         if part in said:
             return f"{sentence} {advice}"

@@ -54,6 +54,8 @@ class PreparedSet:
     def array(self, name: str) -> RowsOnDisk:
         """Return an array of the folder, whose shape and size are checked."""
         path = self.folder / f"{name}.npy"
+        if not path.exists():
+            raise DataError(f"{one_line(path, 4096)} is missing. Prepare the folder again.")
         return RowsOnDisk.open(path, EXPECTED[name], self.about["arrays"][name]["shape"])
 
     def whole(self, name: str) -> np.ndarray:
