@@ -110,7 +110,8 @@ def test_killed_runs_end_in_the_bits_of_an_undisturbed_one(case, tmp_path):
         assert not (run / "result.json").exists()
         strikes["running" if has_stepped else "starting"] += 1
         lines = said(tmp_path, name)
-        assert len(lines) <= 1, lines
+        # Before the processes have met, torchrun's own table is all there is.
+        assert len(lines) == 1 if has_stepped else len(lines) <= 1, lines
         assert "bug" not in "".join(lines)
     assert strikes == {"running": KILLS, "starting": 1}
     last = start(chance.choice((1, 2)), "-m", "coadjoint", *resume, cwd=tmp_path, name="last")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from sharing_ranks import SMALL, call
-from torchrun import GRACE, said, start, wait_for_rows
+from torchrun import GRACE, said, start, wait_for_rows, worker
 
 pytestmark = [
     pytest.mark.slow,
@@ -89,4 +90,23 @@ def test_a_signal_to_torchrun_saves_the_run(sent, tmp_path):
     resumed = start(2, "-m", "coadjoint", *f"resume run --steps {steps}".split(), cwd=tmp_path)
     assert resumed.wait(timeout=GRACE) == 0
     train_alone(f"{TRAIN} --steps {steps} --shards 3", tmp_path / "alone")
+    assert_same(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_restart_by_torchrun_ends_in_the_same_bits(killed, tmp_path):
+    """torchrun starts all processes again when one has died; --continue goes on."""
+    words = f"{TRAIN} --steps 200 --shards 2 --continue"
+    command = ("-m", "coadjoint", *words.split(), "--out", "run")
+    process = start(2, *command, cwd=tmp_path, nodes="--standalone --max-restarts 2")
+    try:
+        for rows in (30, 120):
+            wait_for_rows(tmp_path / "run", rows, process)
+            victim = worker(process, killed)
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
+        assert process.wait(timeout=GRACE) == 0, (tmp_path / "torchrun.err").read_text()[-2000:]
+    finally:
+        process.kill()
+    train_alone(f"{TRAIN} --steps 200 --shards 2", tmp_path / "alone")
     assert_same(tmp_path / "run", tmp_path / "alone")

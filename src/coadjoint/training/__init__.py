@@ -43,6 +43,7 @@ restore            checks before a run is restored, and loading of weights
 signals            stopping a run by signals
 distributed        a run on many processes: rank 0 decides, the others follow
 launched           whether torchrun has started this process
+meeting            how the processes of a run find each other
 predict            load_model, predict: models of finished runs, predictions for new sequences
 prediction_files   predictions as CSV, Parquet, Arrow or JSON
 network_section    the network's settings, flags and keys in model files

@@ -12,8 +12,6 @@ that all stop after the same step.
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 import time
 import zlib
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import errors
-from ..errors import CoadjointError, InputError, LostProcess, NumericalError, error_text
+from ..errors import CoadjointError, InputError, LostProcess, NumericalError
 from ..gradients.method import Method
 from ..gradients.processes import is_group_there, noticing_deaths
 from ..gradients.shared import Shared
@@ -36,6 +34,7 @@ from ..networks.interface import Net
 from ..tasks.task import Task
 from . import launched
 from .json_types import JsonObject, Row
+from .meeting import MEETING_TIMEOUT, meet, noticing_absence
 from .plan import TrainingPlan
 from .progress import Result
 from .restore import load_weights
@@ -48,11 +47,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MEETING_TIMEOUT = timedelta(minutes=5)  # torchrun starts the processes of a run at once
 STEP_TIMEOUT = timedelta(minutes=30)  # processes are never further apart than a step
 WORD_TIMEOUT = timedelta(days=1)  # rank 0 may validate, read or write for long
 PATIENCE = 10.0  # seconds
-TIMES = itertools.count()  # of joining
 SENT_APART = ("network", "row_source")  # of a Result
 
 
@@ -151,7 +148,8 @@ def join() -> Group:
     gloo carries what lies on the CPU, nccl what lies on GPUs if every process has one of its own.
     """
     if is_group_there():
-        words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT)
+        with noticing_absence():
+            words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT)
         return Group(dist.get_rank(), dist.get_world_size(), words)
     if not launched.is_launched():
         return Group(0, 1)
@@ -162,30 +160,16 @@ def join() -> Group:
         if gpus >= launched.local_size():
             backend = "cpu:gloo,cuda:nccl"
     with noticing_absence():
-        meeting = dist.rendezvous("env://", timeout=MEETING_TIMEOUT)  # type: ignore[attr-defined]
-        store, rank, size = next(iter(meeting))
-        count = next(TIMES)  # what an earlier group has left in the store is not for this one
-        prefixed = dist.PrefixStore  # type: ignore[attr-defined]
-        group_store = prefixed(f"coadjoint {count}", store)
+        found = dist.rendezvous("env://", timeout=MEETING_TIMEOUT)  # type: ignore[attr-defined]
+        store, rank, size = next(iter(found))
+        word = meet(store, rank, size, MEETING_TIMEOUT)
+        store = dist.PrefixStore(word, store)  # type: ignore[attr-defined]
         dist.init_process_group(
-            backend, store=group_store, rank=rank, world_size=size, timeout=STEP_TIMEOUT
+            backend, store=store, rank=rank, world_size=size, timeout=STEP_TIMEOUT
         )
         words = dist.new_group(backend="gloo", timeout=WORD_TIMEOUT)
-    return Group(rank, size, words, prefixed(f"coadjoint notes {count}", store))
-
-
-@contextlib.contextmanager
-def noticing_absence() -> Iterator[None]:
-    """Inside, what torch raises when processes do not find each other becomes a LostProcess."""
-    try:
-        yield
-    except RuntimeError as error:
-        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise LostProcess(
-            f"the {launched.size()} processes of this run could not connect at {place} "
-            f"({error_text(error)}): start all of them within {MEETING_TIMEOUT.seconds // 60} "
-            "minutes, with an address and a port that all machines can reach."
-        ) from None
+    notes = dist.PrefixStore("notes", store)  # type: ignore[attr-defined]
+    return Group(rank, size, words, notes)
 
 
 @contextlib.contextmanager
