@@ -90,6 +90,18 @@ def test_all_problems_of_a_file_are_listed_together(tmp_path):
     )
 
 
+def test_rows_in_any_order_are_no_problem_of_a_table_with_a_time_column(tmp_path):
+    """They are sorted once the other problems are mended."""
+    rows = "".join(f"{name},{t},Paris,,x\n" for t in range(1000) for name in "pq")
+    path = put(tmp_path, "data.csv", "id,time,city,a,target\n" + rows)
+    lines = refused(path, ["2 problems"]).split("\n")
+    assert len(lines) == 3
+    assert "2,000 of 2,000 cells hold words" in lines[1]
+    assert "column 'a': every value is missing" in lines[2]
+    words = refused(path, ["2,000 problems, of which 7 are listed"], time="").split("\n")
+    assert "name the column that orders them with --time" in words[2]
+
+
 def test_paths_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     put(tmp_path, "train.csv", GOOD)
     refused(tmp_path / "trian.csv", ["trian.csv does not exist", "did you mean 'train.csv'"])

@@ -31,7 +31,7 @@ def quote_names(names: Sequence[object], limit: int = 12) -> str:
     """Names in quotes, the first `limit` of them: "'a', 'b' and 3 more"."""
     text = ", ".join(f"'{one_line(name)}'" for name in names[:limit])
     if len(names) > limit:
-        text += f" and {len(names) - limit} more"
+        text += f" and {len(names) - limit:,} more"
     return text
 
 
@@ -165,9 +165,9 @@ class Problems:
         if total == 1:
             return DataError(lines[0])
         shown = lines[:LINES_LISTED]
-        summary = f"{self.path}: {total} problems"
+        summary = f"{self.path}: {total:,} problems"
         if total > len(shown):
-            summary += f", of which {len(shown)} are listed"
+            summary += f", of which {len(shown):,} are listed"
         return DataError("\n".join([f"{summary}:", *shown]))
 
 
@@ -335,7 +335,7 @@ class Sheet:
         return (
             f"{self.place(rows[first], self.columns['time'])}: the time step is "
             f"{steps[first] / size:g}{unit} and the usual one is {usual / size:g}{unit} "
-            f"({len(odd)} of {len(steps)} steps differ). Resample to a regular step{otherwise}."
+            f"({len(odd):,} of {len(steps):,} steps differ). Resample to a regular step{otherwise}."
         )
 
 

@@ -263,7 +263,7 @@ def sheet_from_columns(
         )
         ids = name_rows(roles.id, columns, problems, where, "sample", advice)
     elif roles.id:
-        starts, ids = split_by_id(roles.id, columns, codes, problems, where)
+        starts, ids = split_by_id(roles, columns, codes, problems, where)
     else:
         starts = np.zeros(1, np.int64)
         ids = ["all"]
@@ -305,7 +305,7 @@ def sheet_from_columns(
 
 
 def split_by_id(
-    column: str,
+    roles: Roles,
     columns: TableColumns,
     codes: np.ndarray,
     problems: Problems,
@@ -313,18 +313,20 @@ def split_by_id(
 ) -> tuple[np.ndarray, list[str]]:
     """(the first row of each sequence, its id). An id that appears again later is a problem.
 
-    column: the name of the id column; codes: its words as numbers; where: puts a line of the file
-    and a column in words.
+    With a time column it is none: rows that are not sorted yet have other problems.
+
+    codes: the words of the id column as numbers; where: puts a line of the file and a column in
+    words.
     """
-    words = columns.words[column]
+    words = columns.words[roles.id]
     starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
     ids = [words[start] for start in starts.tolist()]
     seen: set[str] = set()
     for start, name in zip(starts, ids, strict=True):
-        place = where(int(columns.lines[start]), column)
+        place = where(int(columns.lines[start]), roles.id)
         if not name:
             problems.add(f"{place}: the id is missing. Fill it in.", "blank id")
-        elif name in seen:
+        elif name in seen and not roles.time:
             problems.add(
                 f"{place}: id '{one_line(name)}' appears again after other ids. Sort the rows, or "
                 "name the column that orders them with --time.",
