@@ -31,7 +31,8 @@ def test_tables_json_and_page(here, coadjoint):
     )
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == "24 sequences"
+    too_good = "20 of 24 sequences were used for training: these figures are too good."
+    assert lines[:2] == [too_good, "24 sequences"]
     assert re.search(r"^ +network +95% interval +majority$", out, re.MULTILINE)
     assert re.search(r"^accuracy +[\d.]+ +[\d.]+ to [\d.]+ +0\.5$", out, re.MULTILINE)
     assert re.search(r"^slow +12 ", out, re.MULTILINE)
@@ -39,10 +40,12 @@ def test_tables_json_and_page(here, coadjoint):
     figures = json.loads((here / "figures.json").read_text())
     accuracy = figures["metrics"]["accuracy"]
     assert accuracy["low"] <= accuracy["value"] <= accuracy["high"]
+    assert figures["notes"] == [too_good]
     assert figures["support"] == {"fast": 12, "slow": 12}
     assert sum(map(sum, figures["confusion"])) == 24
     page = (here / "run" / "evaluation.html").read_text()
     assert "run on waves.csv" in page
+    assert too_good in page
     assert "Confusion matrix" in page
     assert "95% interval" in page
 

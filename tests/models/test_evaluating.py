@@ -90,6 +90,43 @@ def test_figures_of_classes():
     assert found.drawn == "60 sequences"
 
 
+SHARES = {"data": {"split": [0.8, 0.1, 0.1]}}
+TOO_GOOD = "these figures are too good."
+NOT_KNOWN = "The model was trained on these data, apart from what was held out of them"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (SHARES, "48 of 60 sequences were used for training"),
+        ({"data": {"split": [0.9, 0.1]}}, "54 of 60 sequences were used for training"),
+        ({"data": {"split": [1.0, 0.0, 0.0]}}, "All of these data were used for training"),
+        ({"data": {"valid": "v", "test": "t"}}, "All of these data were used for training"),
+        ({}, NOT_KNOWN),
+        ({"data": {"split": "all"}}, NOT_KNOWN),
+    ],
+)
+def test_the_data_of_training_are_told(settings, words):
+    model, inputs, labels = classifier()
+    model.settings = settings
+    found = model.evaluate(inputs, labels, resamples=5)
+    assert found.notes[0] == f"{words}: {TOO_GOOD}"
+    assert found.to_dict()["notes"][0] == found.notes[0]
+    other = model.evaluate(inputs[1:], labels[1:], resamples=5)
+    assert not [note for note in other.notes if TOO_GOOD in note]
+
+
+def test_the_rows_of_one_series_that_were_trained_on_are_told():
+    series = RNG.normal(size=100)
+    task = co.tasks.Data.of(series, kind="next")
+    net = co.Network("gru", inputs=1, hidden=4, outputs=1, readout="every")
+    found = co.Model(net, task, SHARES).evaluate(series, resamples=5)
+    assert found.notes[0] == f"The first 80% of the rows were used for training: {TOO_GOOD}"
+    few = co.tasks.Data.of(RNG.normal(size=(3, 30)), kind="next")
+    found = co.Model(net, few, SHARES).evaluate(few.sets["train"].u, resamples=5)
+    assert not [note for note in found.notes if TOO_GOOD in note]
+
+
 def test_intervals_are_those_of_their_seed_and_wider_at_a_higher_level():
     model, inputs, labels = classifier()
     found = model.evaluate(inputs, labels, resamples=40)
@@ -177,7 +214,7 @@ def test_every_step_counts_and_missing_targets_do_not():
     targets[1][3] = np.nan
     found = model.evaluate(inputs, targets, resamples=5)
     assert found.entries == 39
-    assert "1 entries have no target and are left out" in found.notes
+    assert "1 entry has no target: left out" in found.notes
 
 
 def test_dropped_sequences_keep_the_targets_of_the_others():

@@ -15,6 +15,7 @@ This package imports `training` and the packages before it.
 model       Model: predictions from files, arrays and frames; load: the model of a run folder
 export/     networks as files that other programs run: ONNX, or Python that needs torch alone
 evaluating  metrics on labelled data, with confidence intervals
+trained_on  whether these are the data of training
 evaluation_page  the same as a page
 bootstrap   metrics of weighted entries
 stepping    one row at a time

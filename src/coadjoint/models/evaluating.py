@@ -169,7 +169,8 @@ def assess(
         raise DataError(f"{prediction.source}: no entry has a target, so nothing can be judged.")
     lost = int((~has_target).sum()) - rows_at_ends(prediction)
     if lost > 0:
-        notes.append(f"{lost} entries have no target and are left out")
+        which = "1 entry has" if lost == 1 else f"{lost:,} entries have"
+        notes.append(f"{which} no target: left out")
     units, drawn = choose_units(prediction, has_target)
     entries = Entries(a[has_target], y[has_target], units, drawn)
     if not units.max():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ from .forecasting import forecast_series
 from .held_out_rows import held_out_rows
 from .rolling import Rolling, roll
 from .stepping import Row, StepAnswer, StepState, step
+from .trained_on import note_on_training
 
 USUAL_STEPS = 12  # of a forecast
 
@@ -263,6 +265,8 @@ class Model:
 
             model.evaluate(frame).metrics["accuracy"].low
 
+        The first of its notes says so if these are the data of training.
+
         Args:
             data: A path, arrays or a frame.
             targets: Those of arrays; of a path or a frame they are columns, which `target` names if
@@ -277,7 +281,9 @@ class Model:
         source = source_of(data, "data", targets=targets, **beside)
         prediction = self._prepare(source, labelled=True, in_parts=True, **options)
         a = prediction.collect(self.outputs(prediction))
-        return assess(prediction, a, resamples=resamples, level=level, seed=seed)
+        found = assess(prediction, a, resamples=resamples, level=level, seed=seed)
+        note = note_on_training(prediction, self.settings)
+        return found if note is None else replace(found, notes=(note, *found.notes))
 
     def sample(
         self,
