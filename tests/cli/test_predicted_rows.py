@@ -224,7 +224,7 @@ class TestRows:
         assert code == 0
         with open("p.csv", newline="") as plain:
             assert out == plain.read()
-        assert "1 rows of new.csv lack a value" in err
+        assert "1 row of new.csv lacks a value: its prediction is empty" in err
 
     def test_arrow_formats(self, coadjoint):
         parquet = pytest.importorskip("pyarrow.parquet")
@@ -378,7 +378,7 @@ def test_samples_have_their_rows_and_ids(here, coadjoint):
     assert (code, err) == (0, "")
     write("new.csv", gap(series(names="name,height,load"), 2))
     said = predict(coadjoint, "new.csv", "--missing", "drop", "--keep", "load")
-    assert "1 samples of new.csv lack a value: their predictions are empty" in said
+    assert "1 sample of new.csv lacks a value: its prediction is empty" in said
     rows = read("p.csv")
     assert list(rows[0]) == ["row", "name", "load", "prediction"]
     assert (

@@ -7,7 +7,7 @@ from coadjoint.tasks.asked import find_asked_rows
 from coadjoint.tasks.cutting import cut_for_prediction
 from coadjoint.tasks.files.kept import Column, with_types
 from coadjoint.tasks.files.sheet import Sheet, number_rows
-from coadjoint.tasks.preparation import fill_for_prediction
+from coadjoint.tasks.filling import fill_for_prediction
 
 NAN = float("nan")
 

@@ -283,3 +283,49 @@ def test_a_damaged_description_is_refused(tmp_path, damage):
     data = Data.read(path, kind="next", categorical="sky", gaps=True, **ALL)
     with pytest.raises(DataError, match="description of its data is damaged"):
         Description.of(asdict(data.description) | damage)
+
+
+def days(left_out=(), blank=()):
+    """Two sequences of ten days, sorted by day and not by sequence."""
+    lines = ["id,day,a,b"]
+    for t in range(10):
+        lines += [f"{name},{t},{'' if (name, t) in blank else t % 3},1.{t}" for name in "qp"]
+    return "\n".join(line for line in lines if tuple(line.split(",")[:2]) not in left_out) + "\n"
+
+
+def test_gaps_that_drop_makes_are_told_with_their_cause(tmp_path):
+    path = put(tmp_path, "d.csv", days(blank=[("p", 4), ("p", 7)]))
+    options = {"kind": "next", "id": "id", "time": "day", "split": (1, 0, 0)}
+    with pytest.raises(DataError) as caught:
+        Data.read(path, missing="drop", **options)
+    text = str(caught.value)
+    assert "the usual one is 1 (2 of 16 steps differ). --missing drop left out 2 rows" in text
+    assert "that lack a value, which makes gaps. Pass --missing mask or ffill" in text
+    assert "Resample" not in text
+    for missing in ("mask", "ffill"):
+        Data.read(path, missing=missing, **options)
+    # Steps that are uneven in the file have another cause.
+    uneven = put(tmp_path, "e.csv", days(blank=[("p", 4)], left_out=[("p", "8")]))
+    with pytest.raises(DataError, match="Resample to a regular step") as caught:
+        Data.read(uneven, missing="drop", **options)
+    assert "left out" not in str(caught.value)
+
+
+def test_what_ffill_cannot_fill_is_listed_by_row_with_its_sequence(tmp_path):
+    path = put(tmp_path, "d.csv", days(blank=[("p", 0), ("p", 1), ("q", 0)]))
+    with pytest.raises(DataError) as caught:
+        Data.read(path, kind="next", time="day", missing="ffill")
+    lines = str(caught.value).split("\n")[1:]
+    places = [line.split("d.csv:")[1].split(", so")[0] for line in lines]
+    complaint = "column 'a': the value is missing and sequence '{}' has none before it"
+    expected = [(2, "q"), (3, "p"), (5, "p")]
+    assert places == [f"{line} {complaint.format(name)}" for line, name in expected]
+
+
+def test_one_row_is_not_rows(tmp_path):
+    options = {"kind": "next", "time": "day", "irregular": "allow", "split": (1, 0, 0)}
+    path = put(tmp_path, "d.csv", days(blank=[("p", 4)]))
+    said = " ".join(Data.read(path, missing="drop", **options).notes)
+    assert f"1 row of {path} lacks a value and is left out" in said
+    said = " ".join(Data.read(path, missing="ffill", **options).notes)
+    assert f"1 missing value of {path} is filled from the row before" in said

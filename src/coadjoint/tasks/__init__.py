@@ -23,7 +23,8 @@ data           your own files, arrays or frames as a task
 memory         arrays, lists and tensors in memory
 frames         data frames in memory
 option_checks  options that are refused before a file is read
-preparation    labels, targets and gaps of a file
+preparation    labels and targets of a file
+filling        its gaps: rows left out, or filled from the row before
 cutting        its sequences cut into pieces and split into train, valid and test
 ahead          what is predicted of the next steps: columns, how far, quantiles
 future_rows    rows of the future, with what is known in advance

@@ -29,6 +29,7 @@ from .encoding import (
 )
 from .files.packed import table_stem
 from .files.sheet import Options
+from .filling import fill_gaps
 from .frames import Given
 from .judging import JudgedCollection, mask_missing_targets
 from .memory import InMemory, Source, source_of
@@ -47,7 +48,6 @@ from .preparation import (
     choose_readout,
     column_names,
     encode_labels,
-    fill_gaps,
     kind_of,
     labels_in,
     notes_on_single_rows,

@@ -16,6 +16,7 @@ from .description import PREDICTION_OPTIONS, ColumnNames, Description, JsonDict,
 from .files.kept import read_columns
 from .files.samples import samples_of_rows
 from .files.sheet import Options, Sheet, quote_names
+from .filling import fill_for_prediction, refuse_uneven
 from .future_rows import split_future
 from .memory import InMemory, Source, read_source
 from .option_checks import check_choice, refuse_options_of_time
@@ -23,9 +24,7 @@ from .prediction import Prediction
 from .preparation import (
     column_names,
     encode_labels,
-    fill_for_prediction,
     match_features,
-    refuse_uneven,
 )
 from .prepared import StoredSheet, in_memory, is_prepared
 from .scaling import inputs_of

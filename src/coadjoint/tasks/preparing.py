@@ -20,7 +20,8 @@ from .array_files import ArrayWriter
 from .chunks import appears_again, open_table, out_of_order
 from .description import JsonDict, PathLike
 from .files.sheet import Options, Sheet, quote_names
-from .preparation import carried_forward, kind_of, options_like
+from .filling import carried_forward, complain_of_first_gap
+from .preparation import kind_of, options_like
 from .prepare_checks import TargetGaps, refuse_new_columns, refuse_other_form
 from .prepared import DESCRIPTION
 from .prepared_description import FORMAT, digest_of
@@ -286,10 +287,7 @@ class Preparing:
         gaps = np.argwhere(np.isnan(filled))
         if len(gaps):
             place = sheet.place(rows.start + int(gaps[0][0]), self.features[int(gaps[0][1])])
-            raise DataError(
-                f"{place}: the value is missing and the sequence has none before it, so --missing "
-                "ffill cannot fill it. Fix it, or pass --missing drop|mask."
-            )
+            raise DataError(complain_of_first_gap(place, str(self.id)))
         self.last_row = filled[-1]
         return filled
 
@@ -321,7 +319,8 @@ class Preparing:
         found = self.steps.equal()
         kind = self.options.kind
         if self.lost:
-            self.notes.append(f"{self.lost} rows lack a value and are left out")
+            rows = "1 row" if self.lost == 1 else f"{self.lost:,} rows"
+            self.notes.append(f"{rows} without a value left out")
         reading: JsonDict = {
             "sep": self.options.sep,
             "decimal": self.options.decimal,
@@ -388,7 +387,9 @@ class Preparing:
             return ""
         text = describe_uneven(self.folder, self.first, self.sources, STEPS_LOOKED_AT)
         if text and self.irregular == "refuse":
-            raise DataError(text)
+            rows = "1 row" if self.lost == 1 else f"{self.lost:,} rows"
+            cause = f" --missing drop left out {rows}, which may make gaps." if self.lost else ""
+            raise DataError(text + cause)
         return text
 
 

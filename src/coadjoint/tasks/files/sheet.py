@@ -25,6 +25,7 @@ CELLS_LISTED = 5  # problems listed for one column
 DAY = 86_400e6  # microseconds
 ROWS_LOOKED_AT = 1 << 16  # at a time
 LINES_LISTED = 20  # problems listed for one file
+EVEN_OUT = "Resample to a regular step"
 
 
 def quote_names(names: Sequence[object], limit: int = 12) -> str:
@@ -299,10 +300,12 @@ class Sheet:
         ids = [name for name, kept in zip(self.ids, keep, strict=True) if kept]
         return replace(rows, lengths=self.lengths[keep], ids=ids, y=y)
 
-    def describe_uneven_step(self, otherwise: str = ", or pass --irregular allow") -> str | None:
+    def describe_uneven_step(
+        self, advice: str = f"{EVEN_OUT}, or pass --irregular allow."
+    ) -> str | None:
         """The first time step that differs from the usual one by more than 1%, in words.
 
-        The usual time step is the median. None if all are even. otherwise: ends the advice.
+        The usual time step is the median. None if all are even. advice: what to do, in sentences.
         """
         if self.time is None:
             return None
@@ -335,7 +338,7 @@ class Sheet:
         return (
             f"{self.place(rows[first], self.columns['time'])}: the time step is "
             f"{steps[first] / size:g}{unit} and the usual one is {usual / size:g}{unit} "
-            f"({len(odd):,} of {len(steps):,} steps differ). Resample to a regular step{otherwise}."
+            f"({len(odd):,} of {len(steps):,} steps differ). {advice}"
         )
 
 
