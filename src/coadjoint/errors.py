@@ -116,6 +116,7 @@ class DataError(InputError):
     """
 
     exit_code = 3
+    with_flags: str | None = None  # the text with flags, if it has Python's arguments in their place
 
 
 class StorageError(CoadjointError, OSError):
@@ -210,7 +211,7 @@ def error_text(error: BaseException, limit: int = 200) -> str:
     return one_line(" ".join(words.split()).rstrip(" .:;,!?"), limit)
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.65) -> str | None:
     """The known name most like `name`, regardless of case; None if none is similar.
 
     cutoff  the least similarity that counts, from 0 (anything) to 1 (the same), as in difflib

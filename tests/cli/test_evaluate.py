@@ -101,3 +101,11 @@ def test_a_run_that_has_not_finished_is_used_with_its_best_weights(here, coadjoi
     assert "run has not finished: it is used with its best weights so far" in err
     assert "coadjoint resume run" in err
     assert coadjoint("evaluate", "run", "waves.csv", "--resamples", "0")[0] == 0
+
+
+def test_errors_about_data_name_flags(here, coadjoint):
+    text = (here / "waves.csv").read_text().replace("id", "name", 1)
+    (here / "other.csv").write_text(text)
+    code, _, err = coadjoint("evaluate", "run", "other.csv")
+    assert code == 3
+    assert "no column 'id', which the training file has: pass --id NAME if it is called" in err

@@ -162,6 +162,44 @@ def test_what_cannot_be_predicted_is_refused(call, message):
         call(numbers())
 
 
+def test_errors_about_data_name_arguments(tmp_path):
+    """`with_flags` has what the command line prints."""
+    lines = ["name,time,u0,label"]
+    for i in range(60):
+        lines.append(f"s{i // 6},{i % 6},{i % 7},{'up' if i % 12 < 6 else 'down'}")
+    path = tmp_path / "train.csv"
+    path.write_text("\n".join(lines) + "\n")
+    task = co.tasks.Data.read(path, id="name", target="label", kind="classify")
+    net = co.Network("gru", inputs=1, hidden=2, outputs=2, output="softmax")
+    model = co.Model(net, task)
+    new = tmp_path / "new.csv"
+    cases = {
+        "time,u0\n0,1\n": (
+            "there is no column 'name', which the training file has: pass {} if it is called "
+            "otherwise, {} if there is none. Columns",
+            ('id="NAME"', 'id=""'),
+            ("--id NAME", "--id ''"),
+        ),
+        "name,time,u0\na,0,\na,1,1\n": (
+            "Fill them in, or pass {}.",
+            ('missing="drop" or "ffill"',),
+            ("--missing drop|ffill",),
+        ),
+        "name,time,u0\na,0,1\na,1,1\na,3,1\n": (
+            "or pass {}.",
+            ('irregular="allow"',),
+            ("--irregular allow",),
+        ),
+        "name;time;u0\na;0;1\n": ("Pass {}.", ('sep=";"',), ("--sep ';'",)),
+    }
+    for content, (words, arguments, flags) in cases.items():
+        new.write_text(content)
+        with pytest.raises(co.DataError) as caught:
+            model.predict(new)
+        assert words.format(*arguments) in str(caught.value)
+        assert words.format(*flags) in caught.value.with_flags
+
+
 def test_an_old_run_folder_is_loaded_with_its_labels(tmp_path):
     model = co.load(FOLDERS / "data", warn=silent)
     answers = model.predict(FOLDERS / "train.csv")

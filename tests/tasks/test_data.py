@@ -534,7 +534,7 @@ def test_files_that_do_not_suit_the_network_are_refused(tmp_path):
     d = data.describe()
     with refused(["column 'b' is missing", "Not needed: 'bb'.", "Should 'bb' be called 'b'?"]):
         Data.for_prediction(d, put(tmp_path, "a.csv", table(3).replace(",b,", ",bb,")))
-    with refused(["no column 'id' with the id, as the training file has: pass --id NAME"]):
+    with refused(["no column 'id', which the training file has: pass --id NAME if it is"]):
         Data.for_prediction(d, put(tmp_path, "b.csv", "a,b,time\n1,2,3\n"))
     np.save(tmp_path / "c.npy", np.zeros((2, 3, 2)))
     with refused(["no column names", "'a', 'b'"]):

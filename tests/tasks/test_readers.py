@@ -102,6 +102,12 @@ def test_rows_in_any_order_are_no_problem_of_a_table_with_a_time_column(tmp_path
     assert "name the column that orders them with --time" in words[2]
 
 
+def test_only_a_column_that_is_near_is_suggested(tmp_path):
+    path = put(tmp_path, "data.csv", "regime,temp,target\n1,2,x\n")
+    assert "mean" not in refused(path, ["no column 'time'"], time="time")
+    refused(path, ["Did you mean 'temp'?"], time="tmep")
+
+
 def test_paths_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     put(tmp_path, "train.csv", GOOD)
     refused(tmp_path / "trian.csv", ["trian.csv does not exist", "did you mean 'train.csv'"])

@@ -269,9 +269,10 @@ def explain_usage_error(error: typer.BadParameter) -> str:
 def name_option(error: CoadjointError) -> str:
     """The text of an error; an argument that it begins with is named as the option given for it.
 
-    "top_p must be ..." becomes "--top-p must be ..." if that option is on the command line.
+    "top_p must be ..." becomes "--top-p must be ..." if that option is on the command line. Errors
+    about data that have two texts have flags in one of them.
     """
-    text = str(error)
+    text = getattr(error, "with_flags", None) or str(error)
     found = re.match(r"(\w+) must ", text)
     if found is None or not isinstance(error, InputError) or isinstance(error, DataError):
         return text

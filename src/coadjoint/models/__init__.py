@@ -13,6 +13,7 @@ Example: the forecast of a series from Python; `co.load("runs/waves")` is the mo
 This package imports `training` and the packages before it.
 
 model       Model: predictions from files, arrays and frames; load: the model of a run folder
+arguments   errors about data that name Python's arguments
 export/     networks as files that other programs run: ONNX, or Python that needs torch alone
 evaluating  metrics on labelled data, with confidence intervals
 trained_on  whether these are the data of training

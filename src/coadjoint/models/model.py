@@ -28,6 +28,7 @@ from ..tasks.prediction import Prediction
 from ..training.generation import generate, join_symbols, split_prime
 from ..training.predict import compute_outputs, load_best, with_note_on_windows
 from .answers import Answers, arrange, decide, labels_of, probabilities
+from .arguments import errors_name_arguments
 from .continuing import check_network
 from .evaluating import LEVEL, RESAMPLES, Assessment, assess
 from .explaining import explain
@@ -135,7 +136,9 @@ class Model:
 
     def _prepare(self, source: Source, **reading: Option) -> Prediction:
         """Return what `prepare` does, of a source."""
-        return with_note_on_windows(self.network, read_new(self.description, source, **reading))
+        with errors_name_arguments():
+            prediction = read_new(self.description, source, **reading)
+        return with_note_on_windows(self.network, prediction)
 
     def outputs(self, prediction: Prediction) -> Iterator[Tensor]:
         """Yield the pre-outputs a of one batch after another.

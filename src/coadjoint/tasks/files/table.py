@@ -23,8 +23,8 @@ USUAL_NAMES = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target"
 # Of a time column, if it holds dates. The index of a data frame may have no name of its own.
 DATE_NAMES = ("date", "datetime", "ds", UNNAMED, ARROW_INDEX)
 OTHERWISE_CALLED = (
-    "with the {0}, as the training file has: pass --{0} NAME if it is called otherwise, --{0} '' "
-    "if there is none"
+    ", which the training file has: pass --{0} NAME if it is called otherwise, --{0} '' if there "
+    "is none"
 )
 KIND_ADVICE = "Pass --kind classify if they are classes, --kind regress if they are quantities."
 
@@ -46,7 +46,7 @@ def assign_roles(
             "column its own name."
         )
     notes: list[str] = []
-    of_flag = options.advise("for --{0}", OTHERWISE_CALLED)
+    of_flag = options.advise(" for --{0}", OTHERWISE_CALLED)
     id = find_column("id", options.id, names, problems, notes, of_flag)
     asked_time = options.time
     if asked_time is None:
@@ -104,7 +104,7 @@ def find_column(
     names: Sequence[str],
     problems: Problems,
     notes: list[str],
-    purpose: str = "for --{}",
+    purpose: str = " for --{}",
 ) -> str:
     """The column for a role: the one asked for, or one with a usual name; "" for none.
 
@@ -114,7 +114,7 @@ def find_column(
         if not asked or asked in names:
             return asked
         problems.add(
-            f"{problems.path}: there is no column '{one_line(asked)}' {purpose.format(role)}."
+            f"{problems.path}: there is no column '{one_line(asked)}'{purpose.format(role)}."
             f"{suggest_column(asked, names)} Columns: {quote_names(names)}."
         )
         return ""
