@@ -223,6 +223,13 @@ def test_the_command(coadjoint, tmp_path, monkeypatch):
     assert (tmp_path / "net.py").exists()
     code, _, err = coadjoint("export", "run", "--to", "jax", "--out", "net")
     assert (code, "onnx, torch" in err) == (2, True)
+    code, _, err = coadjoint("export", "run")
+    assert (code, "Missing option '--to' (onnx or torch)." in err) == (2, True)
+    code, out, err = coadjoint("export", "run", "--to", "torch")
+    assert (code, err) == (0, "")
+    assert out.endswith("network.py network.safetensors\n")
+    code, _, err = coadjoint("export", "run", "--to", "torch")
+    assert (code, "network.py exists. Pass another --out, or --force" in err) == (2, True)
 
 
 @pytest.mark.parametrize("name", [name for name in PRIMITIVES if "_" not in name])

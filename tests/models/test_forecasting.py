@@ -52,6 +52,15 @@ def noise(n, T, rho, seed, scale=1.0):
     return x
 
 
+def test_a_model_of_another_kind_makes_no_forecast():
+    inputs = noise(8, 12, 0.5, 0)[..., None]
+    task = Data.of(inputs, inputs.sum((1, 2)), kind="regress", at="last")
+    model = co.Model(co.Network("gru", inputs=1, hidden=2, outputs=1), task)
+    words = "forecasts need a model trained with --kind next; this one is of kind 'regress'"
+    with pytest.raises(CoadjointError, match=words):
+        model.forecast(inputs)
+
+
 def test_a_forecast_is_fed_by_itself():
     series = noise(3, 60, 0.5, 0)
     found = model_of(series, [[0.5]]).forecast(series, 4)

@@ -162,6 +162,12 @@ def test_what_cannot_be_predicted_is_refused(call, message):
         call(numbers())
 
 
+def test_one_feature_is_not_features():
+    model = make_model(INPUTS[..., :1], INPUTS.sum((1, 2)), kind="regress", at="last")
+    assert ", 1 feature, Network(" in repr(model)
+    assert ", 2 features, Network(" in repr(numbers())
+
+
 def test_errors_about_data_name_arguments(tmp_path):
     """`with_flags` has what the command line prints."""
     lines = ["name,time,u0,label"]

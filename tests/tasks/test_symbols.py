@@ -18,6 +18,7 @@ from coadjoint.tasks import Data
 from coadjoint.tasks.description import Description
 from coadjoint.tasks.files.characters import holds_table
 from coadjoint.tasks.symbol_baselines import NAMES, contexts_of
+from coadjoint.training.advice import BASELINES
 
 TEXT = "the cat sat on the mat\nand the hat sat on the bat; " * 8 + "ödipus\n"
 
@@ -253,3 +254,8 @@ def test_a_text_that_is_read_as_a_table_is_refused_with_the_flags_of_a_text(tmp_
     path.write_text("a line\n\nanother line\n", encoding="utf-8")
     with pytest.raises(DataError, match="If the file holds a text, not a table, pass --kind next"):
         Data.read(str(path), kind="classify", target="a line")
+
+
+def test_advice_has_the_names_of_the_table():
+    for name in NAMES:
+        assert BASELINES[name] == f"{name} counts"

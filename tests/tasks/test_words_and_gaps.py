@@ -285,6 +285,21 @@ def test_a_damaged_description_is_refused(tmp_path, damage):
         Description.of(asdict(data.description) | damage)
 
 
+@pytest.mark.parametrize(
+    ("unknown", "words"),
+    [
+        (["Paris"], "1 word is rare or not in the training rows and counts as the mean of"),
+        (["Paris", "Bonn"], "2 words are rare or not in the training rows and count as the mean"),
+    ],
+)
+def test_words_that_training_lacked_are_counted(tmp_path, unknown, words):
+    path = samples(tmp_path, ["Rome", "Oslo"] * 3)
+    data = Data.read(path, rows="samples", categorical="city", **ALL)
+    new = samples(tmp_path, ["Rome", *unknown], "new.csv")
+    notes = Data.for_prediction(data.describe(), new).notes
+    assert words in " ".join(notes)
+
+
 def days(left_out=(), blank=()):
     """Two sequences of ten days, sorted by day and not by sequence."""
     lines = ["id,day,a,b"]

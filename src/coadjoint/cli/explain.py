@@ -72,7 +72,7 @@ def explain(
         "backwards (default: the last)",
     ),
     limit: int = typer.Option(
-        1000, "--limit", min=1, help="explain at most so many sequences or samples"
+        1000, "--limit", min=1, help="explain at most this many sequences or samples"
     ),
     tolerance: float = typer.Option(
         1e-4,

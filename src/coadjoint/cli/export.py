@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Optional
 
 import typer
 
+from ..errors import ConfigError
 from .outputs import FORCE, check_outputs
 from .program import app, print_escaped, warn, with_examples
+
+NAME = "network"  # of the files, if none was given
 
 
 @app.command()
@@ -17,14 +21,19 @@ from .program import app, print_escaped, warn, with_examples
 )
 def export(
     run: Path = typer.Argument(..., metavar="RUN", help="a run folder, or its model.safetensors"),
-    to: str = typer.Option(
-        ...,
+    to: Optional[str] = typer.Option(
+        None,
         "--to",
         metavar="FORMAT",
         help="onnx: one file for onnxruntime and others; torch: a .py and a .safetensors file that "
-        "need torch alone",
+        "need torch alone (required)",
     ),
-    out: Path = typer.Option(..., "--out", "-o", help="the file to write"),
+    out: Optional[Path] = typer.Option(
+        None,
+        "--out",
+        "-o",
+        help=f"the file to write (default: {NAME}.onnx, or {NAME}.py and {NAME}.safetensors)",
+    ),
     force: bool = FORCE,
 ) -> None:
     """Write the network of a run for other programs, with its scaling and its labels.
@@ -35,6 +44,10 @@ def export(
     from ..models.export import export as write
     from ..models.export import files_of
 
+    if to is None:
+        raise ConfigError("Missing option '--to' (onnx or torch).")
+    if out is None:
+        out = Path(f"{NAME}.onnx" if to == "onnx" else f"{NAME}.py")
     for path in files_of(out, to):
         check_outputs({"--out": path}, force)
     exported = write(run, out, to, warn)

@@ -208,8 +208,8 @@ def check_network(net: Net, description: Description) -> None:
         raise InputError("a model of symbols is continued by coadjoint sample, or model.sample.")
     if description.kind != "next":
         raise InputError(
-            f"only a model of kind 'next' can be forecast with; this one is of kind "
-            f"'{description.kind}'. Train with --kind next."
+            "forecasts need a model trained with --kind next; this one is of kind "
+            f"'{description.kind}'."
         )
     if not net.carries_state:
         raise InputError(

@@ -248,12 +248,13 @@ def past_errors(
         unseen.append(errors[rows >= max(first - 1, warm_up)])
     of_unseen = np.concatenate(unseen)
     if len(of_unseen) >= FEWEST_OWN_ERRORS:
-        note = f"intervals by {len(of_unseen)} errors in rows that were held out of training"
+        count = f"{len(of_unseen):,} errors"
+        note = f"intervals estimated from {count} in rows that were held out of training"
         return Errors(unseen, of_unseen), note
     pooled = np.concatenate(every)
     note = (
-        f"intervals by {len(pooled)} errors in all rows of {sheet.path}: too narrow if the network "
-        "was trained on them"
+        f"intervals estimated from {len(pooled):,} errors in all rows of {sheet.path}: too narrow "
+        "if the network was trained on them"
     )
     if len(pooled) < FEWEST_ERRORS:
         note = f"no intervals: {len(pooled)} rows with an error, and {FEWEST_ERRORS} are needed"

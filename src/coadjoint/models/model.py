@@ -27,6 +27,7 @@ from ..tasks.new_data import read_new
 from ..tasks.prediction import Prediction
 from ..training.generation import generate, join_symbols, split_prime
 from ..training.predict import compute_outputs, load_best, with_note_on_windows
+from ..training.report.text import plural
 from .answers import Answers, arrange, decide, labels_of, probabilities
 from .arguments import errors_name_arguments
 from .continuing import check_network
@@ -97,7 +98,8 @@ class Model:
     def __repr__(self) -> str:
         d = self.description
         what = "of sequences" if d.sample_shape is None else "of samples"
-        return f"Model({d.kind} at {d.at} {what}, {len(d.features)} features, {self.network!r})"
+        features = plural(len(d.features), "feature")
+        return f"Model({d.kind} at {d.at} {what}, {features}, {self.network!r})"
 
     @property
     def labels(self) -> list[str] | list[int]:

@@ -196,10 +196,13 @@ def notes_on_words(sheet: Sheet, description: Description) -> list[str]:
         unknown = [word for word in unknown if word not in known]
         if not unknown:
             continue
-        treated = "share one input" if has_rest else "count as the mean of those known"
+        which, s = "1 word is", "s"
+        if len(unknown) > 1:
+            which, s = f"{len(unknown):,} words are", ""
+        treated = f"share{s} one input" if has_rest else f"count{s} as the mean of those known"
         notes.append(
-            f"{sheet.path} column '{one_line(name)}': {len(unknown)} words are rare or not in the "
-            f"training rows and {treated}: {quote_names(unknown, 3)}"
+            f"{sheet.path} column '{one_line(name)}': {which} rare or not in the training rows and "
+            f"{treated}: {quote_names(unknown, 3)}"
         )
     return notes
 

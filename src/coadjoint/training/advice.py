@@ -21,9 +21,9 @@ BASELINES = {
     "majority": "the largest class",
     "mean": "the mean",
     "last value": "the last value",
-    "unigram": "the shares of symbols",
-    "bigram": "the counts of pairs",
-    "trigram": "the counts of triples",
+    "unigram": "unigram counts",
+    "bigram": "bigram counts",
+    "trigram": "trigram counts",
     "seasonal naive": "the seasonal naive forecast",
 }
 ROLLING = "`coadjoint forecast RUN FILE --rolling 24` compares forecasts of several steps."
