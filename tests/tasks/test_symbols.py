@@ -259,3 +259,9 @@ def test_a_text_that_is_read_as_a_table_is_refused_with_the_flags_of_a_text(tmp_
 def test_advice_has_the_names_of_the_table():
     for name in NAMES:
         assert BASELINES[name] == f"{name} counts"
+
+
+def test_symbols_that_are_counted_are_in_quotes(tmp_path):
+    """A blank would be nothing."""
+    data = Data.read(write(tmp_path / "t.txt", TEXT), kind="next")
+    assert r"classes: '\n' (9), ' ' (" in data.summary()

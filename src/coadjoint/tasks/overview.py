@@ -15,6 +15,7 @@ from .ahead import ahead_of
 from .blocks import block_slices
 from .cutting import Part, PreparedSheet
 from .description import Description, JsonDict
+from .files.characters import show_symbol
 from .files.sheet import Sheet
 from .prepared import StoredSheet, gaps_in
 from .step_range import StepRange
@@ -68,6 +69,7 @@ class Overview:
     classes    how often each label occurs in all splits, by pieces or (at "every") by rows
     hints      features that look like a time or an index
     notes      what was chosen for the user
+    symbols    what a symbol is called, if classes are symbols; see `Description`
     """
 
     unit: str
@@ -83,6 +85,7 @@ class Overview:
     splits: dict[str, SplitOverview]
     hints: list[str]
     notes: list[str]
+    symbols: str = ""
 
     def to_dict(self) -> JsonDict:
         """Return the overview in plain JSON types, with its text under "lines"."""
@@ -152,7 +155,8 @@ class Overview:
         where = " at every step" if self.at == "every" else ""
         if self.kind == "regress":
             return [("predicts", f"{names}{where} ({count(len(self.predicted), 'number')})")]
-        counted = [f"{one_line(label)} ({n:,})" for label, n in self.classes.items()]
+        show = show_symbol if self.symbols else one_line
+        counted = [f"{show(label)} ({n:,})" for label, n in self.classes.items()]
         classes = f"{len(counted)} classes: {join_some(counted)}"
         return [("predicts", f"{names}{where}, {classes}")]
 
@@ -229,6 +233,7 @@ def make_overview(
         splits={name: overview_of_split(part) for name, part in parts.items() if part.chosen},
         hints=hints_on_time(first, d),
         notes=[note for note in notes if note not in said_by_counts(sheets, cuts)],
+        symbols=d.symbols,
     )
 
 

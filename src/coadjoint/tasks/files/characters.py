@@ -92,8 +92,13 @@ def is_number(cell: str) -> bool:
     return any(map(str.isdigit, cell))
 
 
+def show_symbol(word: str) -> str:
+    """A symbol in quotes, spelled out if it cannot be seen."""
+    return one_line(ascii(word) if word.isspace() else f"'{word}'")
+
+
 def show_symbols(symbols: list[str], limit: int = 12) -> str:
     """Symbols in quotes, of which those that cannot be seen are spelled out."""
-    shown = [one_line(ascii(word) if word.isspace() else f"'{word}'") for word in symbols[:limit]]
+    shown = [show_symbol(word) for word in symbols[:limit]]
     more = f" and {len(symbols) - limit} more" if len(symbols) > limit else ""
     return f"{', '.join(shown)}{more}"
