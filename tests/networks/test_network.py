@@ -516,3 +516,41 @@ def test_import_needs_torch_and_numpy_alone():
         "scipy",
     }
     assert {m for m in new if not m.startswith("_")} <= {"coadjoint", "torch", "numpy"}, new
+
+
+def test_a_network_in_text_is_its_sizes_without_empty_modules():
+    sizes = {"inputs": 2, "hidden": 4, "outputs": 3}
+    end = "readout='last', output='softmax', engine='auto')"
+    net = co.Network("gru", **sizes, output="softmax")
+    assert repr(net) == f"Network(gru, inputs=2, hidden=4, outputs=3, {end}"
+    net = co.networks.make("lstm", **sizes, output="softmax", layers=2, bidirectional=True)
+    text = f"Stack([lstm, lstm], bidirectional, inputs=2, hidden=4, outputs=3, {end}"
+    assert repr(net) == text
+    net = co.Stack(["gru", "lstm"], inputs=2, hidden=[4, 5], outputs=3)
+    assert "[gru, lstm], inputs=2, hidden=[4, 5], outputs=3, readout='last'" in repr(net)
+    net = co.EncoderDecoder("gru", **sizes)
+    lines = repr(net).splitlines()
+    assert lines[:2] == ["EncoderDecoder(", f"  {net.extra_repr()}"]
+    assert lines[2].startswith("  (decoder): Network(gru, inputs=8, hidden=4, outputs=3")
+    assert "  (E): Embedding(3, 4)" in lines
+    assert not [line for line in lines if "Dict(" in line or "List(" in line]
+
+
+def test_a_network_in_text_shows_the_modules_of_its_user():
+    class Step(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read = torch.nn.Linear(6, 4)
+
+        def forward(self, x, u):
+            return torch.tanh(self.read(torch.cat([x, u], -1)))
+
+    net = co.Network(Step(), inputs=2, hidden=4, outputs=1, output=torch.sigmoid)
+    assert repr(net).splitlines() == [
+        "Network(",
+        "  Step, inputs=2, hidden=4, outputs=1, readout='last', output='sigmoid', engine='auto'",
+        "  (step): Step(",
+        "    (read): Linear(in_features=6, out_features=4, bias=True)",
+        "  )",
+        ")",
+    ]

@@ -669,9 +669,11 @@ def test_it_says_what_it_is():
     def tell(*cells, **options):
         return EncoderDecoder(*cells, inputs=2, hidden=3, outputs=4, **options).extra_repr()
 
-    assert tell() == "[gru] to gru, inputs=2, hidden=3, outputs=4"
+    end = "output='softmax', engine='autograd'"
+    assert tell() == f"[gru] to gru, inputs=2, hidden=3, outputs=4, {end}"
     assert tell("elman", layers=2, decoder="lstm", attention=False, bidirectional=True) == (
-        "[elman, elman] to lstm, bidirectional, no attention, inputs=2, hidden=3, outputs=4"
+        "[elman, elman] to lstm, bidirectional, no attention, inputs=2, hidden=3, outputs=4, "
+        + end
     )
     net = EncoderDecoder(["lstm", "gru"], inputs=2, hidden=3, outputs=4)
     assert net.engine == "autograd"

@@ -43,11 +43,12 @@ cell_choice        the cells and units that these options name
 chain_factory      chains by plain options
 chain_text         the layers of a chain as text: "64x30"
 about              the facts about a cell in a network
+text               what repr and print show of a network
 
 Example:
     >>> from coadjoint import networks
     >>> networks.make("gru", inputs=2, outputs=1, hidden=8).extra_repr()
-    "gru, inputs=2, hidden=8, outputs=1, readout='last', engine='auto'"
+    "gru, inputs=2, hidden=8, outputs=1, readout='last', output='identity', ..."
 """
 
 from __future__ import annotations

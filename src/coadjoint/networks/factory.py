@@ -88,7 +88,7 @@ def make(
     Example:
         >>> from coadjoint import networks
         >>> networks.make("lstm", inputs=2, outputs=1, hidden=8, layers=2).extra_repr()
-        "[lstm, lstm], inputs=2, outputs=1, readout='last'"
+        "[lstm, lstm], inputs=2, hidden=8, outputs=1, readout='last', ..."
         >>> networks.make(chain="64x30", inputs=64, outputs=10).extra_repr()
         "64x30, activation='tanh', inputs=64, outputs=10, output='identity'"
     """

@@ -28,6 +28,7 @@ from .layers import DIRECTIONS, DirectionRun, Layer, require_gradient
 from .readout import check_dropout, draw_dropout_mask
 from .recurrence import Recurrence
 from .shortcuts import Added, Joined, Projected, Shortcut
+from .text import compact_repr
 
 # A cell's name, a cell, a module, or a function (inputs, hidden) -> one of these or a step.
 CellLike = str | Cell | nn.Module | Callable[..., object]
@@ -62,6 +63,8 @@ class Layers(nn.Module):
             direction: P["1"][0].weight is that of layer 1, forward
     n       the number of entries of all states: layer by layer, the forward direction first
     """
+
+    __repr__ = compact_repr
 
     def __init__(
         self,

@@ -31,6 +31,7 @@ from .effective_weights import EffectiveWeights
 from .interface import check_positive
 from .readout import DROPOUT_MASK, Extra, Readout, check_dropout
 from .recurrence import Recurrence
+from .text import output_text, sizes_text
 from .trajectory import Trajectory
 
 CAPTURED_ENGINES = ("cuda", "scan")
@@ -148,10 +149,9 @@ class Network(Recurrence, Readout):
 
     def extra_repr(self) -> str:
         """The text between the brackets of repr(net)."""
-        return (
-            f"{self.name}, inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}, "
-            f"readout={self.summary or self.readout!r}, engine={self._engine!r}"
-        )
+        sizes = sizes_text(self.inputs, [self.hidden], self.outputs)
+        answer = f"readout={self.summary or self.readout!r}, {output_text(self.output)}"
+        return f"{self.name}, {sizes}, {answer}, engine={self._engine!r}"
 
     @property
     def one_layer(self) -> Network:

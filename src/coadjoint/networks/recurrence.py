@@ -30,6 +30,7 @@ from ..sweeps.step_run import StepFunctionRun, is_pure
 from .effective_weights import EffectiveWeights, InputWeights
 from .interface import check_positive
 from .readout import TensorOptions
+from .text import compact_repr
 
 # What the inputs add to each step: (base, side) for a formula, (u,) for a step function.
 Drive = tuple[Tensor | None, ...]
@@ -96,6 +97,8 @@ class Recurrence(PicklableModule):
     mask: Tensor | None
     cell: Cell | None
     step: StepFunction | None
+
+    __repr__ = compact_repr
 
     def __init__(
         self,

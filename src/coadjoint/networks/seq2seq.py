@@ -36,6 +36,7 @@ from .interface import SequenceNet, check_positive
 from .layer_stack import SWITCHES, CellLike, Layers, make_cell, option_names
 from .network import Network
 from .readout import TensorOptions
+from .text import compact_repr, output_text, sizes_text
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -212,8 +213,11 @@ class EncoderDecoder(SequenceNet):
         words += [name for name in SWITCHES if getattr(self.encoder, name)]
         if not self.attention:
             words.append("no attention")
-        words += [f"inputs={self.inputs}", f"hidden={self.hidden}", f"outputs={self.outputs}"]
+        words += [sizes_text(self.inputs, [self.hidden], self.outputs)]
+        words += [output_text(self.output), f"engine={str(self.engine)!r}"]
         return ", ".join(words)
+
+    __repr__ = compact_repr
 
     def reset_parameters(self) -> None:
         """Draw all parameters again, as the constructor does; a learned x0 becomes zero."""

@@ -46,6 +46,7 @@ from .layers import (
 )
 from .readout import DROPOUT_MASK, Extra, Readout, check_dropout
 from .recurrence import Recurrence
+from .text import compact_repr, output_text, sizes_text
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -351,9 +352,13 @@ class Stack(Readout):
         cells = ", ".join(directions[0].name for directions in self.layers.by_layer)
         words = [f"[{cells}]"]
         words += [name for name in SWITCHES if getattr(self.layers, name)]
-        words += [f"inputs={self.inputs}", f"outputs={self.outputs}"]
-        words += [f"readout={self.summary or self.readout!r}"]
+        hidden = [directions[0].hidden for directions in self.layers.by_layer]
+        words += [sizes_text(self.inputs, hidden, self.outputs)]
+        words += [f"readout={self.summary or self.readout!r}", output_text(self.output)]
+        words += [f"engine={self.layers.by_layer[0][0]._engine!r}"]
         return ", ".join(words)
+
+    __repr__ = compact_repr
 
     def run(self, batch: Batch, called: bool = False) -> StackRun:
         """The run over a batch. called: by `forward`, so that torch's hooks have fired already."""
