@@ -47,6 +47,9 @@ def test_tables_json_and_page(here, coadjoint):
     assert "run on waves.csv" in page
     assert too_good in page
     assert "Confusion matrix" in page
+    assert ", evaluation" not in page
+    assert "Run it again" in page
+    assert "evaluate run waves.csv --resamples 40" in page
     assert "95% interval" in page
 
 

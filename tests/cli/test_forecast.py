@@ -55,13 +55,17 @@ def test_a_table_and_a_page_are_written(tmp_path):
         assert float(row["lower"]) <= float(row["prediction"]) <= float(row["upper"])
     page = (tmp_path / "f.html").read_text()
     assert "against the past: season 12, by the step of the dates" in page
+    assert "target: 90%" in page
     found = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
     figures = json.loads(found.group(1))["figures"]
     assert {"series-0-0", "horizon-0", "coverage-0"} <= set(figures)
     assert len(figures["series-0-0"]["bands"][0]["low"]) == 6
     assert len(figures["horizon-0"]["series"]) == 5
-    longer = run(*words, "--steps", 8, "--force")
+    longer = run(*words, "--steps", 8, "--rolling", 3, "--page", "--force")
     assert longer.exit_code == 0, longer.output
+    page = (tmp_path / "f.html").read_text()
+    assert "against the past: season 12, by the step of the dates; intervals estimated" in page
+    assert page.count("against the past:") == 1
     assert re.search(r"intervals estimated from \d+ errors in ", longer.output)
 
 

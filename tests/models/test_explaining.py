@@ -123,7 +123,11 @@ def test_means_by_column_and_step():
     logs = [sample.costates for sample in found.samples]
     assert [len(x) for x in logs] == [4, 6]
     assert found.mean_costates[0] == pytest.approx((logs[0][-1] + logs[1][-1]) / 2)
-    assert found.step_names[:2] == ["last step", "1 before"]
+    assert found.step_names[:3] == [
+        "last step",
+        "1 step before the last",
+        "2 steps before the last",
+    ]
 
 
 def test_steps_of_an_output_at_every_step():

@@ -26,6 +26,8 @@ from coadjoint.training.report import comparison_page, pages, read, summary
 from coadjoint.training.report import curves as curves_module
 from coadjoint.training.report import text as text_module
 from coadjoint.training.report.comparison import PAGE, Comparison
+from coadjoint.training.report.parameter_names import words_for
+from coadjoint.training.report.text import moment
 from coadjoint.training.settings import dump, load
 
 pytestmark = pytest.mark.slow
@@ -412,6 +414,50 @@ def test_a_run_without_probes_and_penalty_has_a_page(tmp_path):
     assert set(page.figures) == {"loss", "held-out-0", "gradient", "rate"}
     assert page.text.count("No probes with these values were recorded.") == 2
     assert "No penalty: plain backpropagation has none." in page.text
+
+
+def test_what_says_nothing_has_no_figure(tmp_path):
+    """Components that a network has not, and a learning rate that is always the same."""
+    write_run(tmp_path, **SMALL)
+    rows = list(map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()))
+    names = [f"layers.levels.{k}.{way}.{name}" for k in (0, 1) for way in (0, 1) for name in "Wb"]
+    for row in rows:
+        row.update(rate=0.01, temporal=None, gradients=dict.fromkeys([*names, "p.b_n", "V"], 1.0))
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    page = page_of(tmp_path)
+    assert not {"rate", "temporal"} & set(page.figures)
+    assert "costates" in page.figures
+    assert [series["name"] for series in page.figures["norms"]["series"]] == [
+        *(f"layer {k} {way}, {name}" for k in (1, 2) for way in ("forward", "backward")
+          for name in "Wb"),
+        "b_n", "V",
+    ]  # fmt: skip
+    assert "2026-11-15 07:36 UTC" in page.text
+    assert "2026-11-15T07:36" not in page.text
+
+
+def test_parameters_have_names_in_words():
+    names = ["layers.levels.0.0.R", "layers.P.1.0.weight", "step.read.weight", "b_o"]
+    assert list(words_for(names).values()) == [
+        "layer 1, R", "layer 2, projection", "step.read.weight", "b_o",
+    ]  # fmt: skip
+    names = ["encoder.levels.0.0.p.b_n", "encoder.levels.0.1.W", "decoder.p.b_n", "E.weight"]
+    assert list(words_for(names).values()) == [
+        "encoder layer 1 forward, b_n", "encoder layer 1 backward, W", "decoder, b_n", "E.weight",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("2026-11-19T20:38:23+0000", "2026-11-19 20:38 UTC"),
+        ("2026-11-19T20:38:23+0200", "2026-11-19 20:38 UTC+02:00"),
+        ("yesterday", "yesterday"),
+        (None, "–"),
+    ],
+)
+def test_times_are_for_people(written, shown):
+    assert moment(written) == shown
 
 
 def test_probes_of_unequal_lengths_and_blanks_are_drawn(tmp_path):

@@ -20,7 +20,7 @@ from .flags import (
 )
 from .outputs import FORCE, PRINTED, check_outputs
 from .predict import READING_TEXTS
-from .program import app, print_escaped, print_table, warn, with_examples
+from .program import app, command_line, print_escaped, print_table, warn, with_examples
 from .schema import READING_KEYS
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def evaluate(
     if page is None and run.is_dir():
         page = run / PAGE
     if page is not None:
-        write_page(found, page, run.resolve().name, data.name)
+        write_page(found, page, run.resolve().name, data.name, command_line())
     if page is not None and not prints_json:
         print_escaped(f"page    {page}")
 

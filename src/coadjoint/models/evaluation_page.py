@@ -17,7 +17,7 @@ from ..training import files
 from ..training.held_out import Answer, TargetNames, describe_split
 from ..training.held_out_schema import MOST_CLASSES, MOST_OUTPUTS, MOST_TEXT
 from ..training.metric_names import metric_label
-from ..training.report.answers import Answers, SplitAnswers
+from ..training.report.answers import EVALUATION, Answers, SplitAnswers
 from ..training.report.page_parts import Page, PageSection, Table, make_table
 from ..training.report.pages import render
 from ..training.report.prediction_section import prediction_section
@@ -27,10 +27,20 @@ from .evaluating import Assessment, Estimate, share_text, target_names
 CLASS_FIGURES = ("precision", "recall", "f1", "auc")
 
 
-def write_page(found: Assessment, path: str | Path, run: str, data: str) -> Path:
-    """Write the page of an evaluation, one file that works offline; run, data: their names."""
+def write_page(
+    found: Assessment, path: str | Path, run: str, data: str, command: str = ""
+) -> Path:
+    """Write the page of an evaluation, one file that works offline.
+
+    Args:
+        found: The evaluation.
+        path: The file, such as evaluation.html.
+        run: The name of the run.
+        data: The name of the data.
+        command: The command line that made it, shown at the end.
+    """
     path = Path(path)
-    files.replace(path, render(evaluation_page(found, run, data)).encode())
+    files.replace(path, render(evaluation_page(found, run, data, command)).encode())
     return path
 
 
@@ -59,8 +69,8 @@ def size_text(found: Assessment) -> str:
     return text
 
 
-def evaluation_page(found: Assessment, run: str, data: str) -> Page:
-    """Return the page; run, data: their names."""
+def evaluation_page(found: Assessment, run: str, data: str, command: str = "") -> Page:
+    """Return the page; arguments as in `write_page`."""
     main = next(iter(found.metrics))
     estimate = found.metrics[main]
     interval = interval_text(estimate)
@@ -72,6 +82,10 @@ def evaluation_page(found: Assessment, run: str, data: str) -> Page:
     section = PageSection(
         "figures", "Figures", intervals_text(found), (), [*metric_tables(found)], pairs=False
     )
+    sections = [section, *answer_sections(found)]
+    if command:
+        commands = {"The command that made this page": clean(command)}
+        sections.append(PageSection("again", "Run it again", commands=commands))
     return Page(
         kind="evaluation",
         name=clean(run),
@@ -80,7 +94,7 @@ def evaluation_page(found: Assessment, run: str, data: str) -> Page:
         facts={"data": f"{clean(data)}: {size_text(found)}", "kind": found.kind},
         notices=list(map(clean, found.notes)),
         cards=cards,
-        sections=[section, *answer_sections(found)],
+        sections=sections,
     )
 
 
@@ -191,6 +205,6 @@ def collect_answers(found: Assessment) -> Answers | None:
         "at": d.at,
         "labels": names.labels,
         "outputs": names.outputs,
-        "splits": {"evaluation": split},
+        "splits": {EVALUATION: split},
     }
-    return Answers(data, [SplitAnswers("evaluation", split)])
+    return Answers(data, [SplitAnswers(EVALUATION, split)])

@@ -157,7 +157,8 @@ class Explanation:
     def step_names(self) -> list[str]:
         """The entries of `by_step` in words."""
         names = ["last step"]
-        names += [f"{s} before" for s in range(1, len(self.by_step))]
+        for s in range(1, len(self.by_step)):
+            names.append(f"{s} step{'s' * (s > 1)} before the last")
         return names[: len(self.by_step)]
 
     def describe_output(self) -> str:

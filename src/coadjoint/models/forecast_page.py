@@ -56,7 +56,9 @@ def make_forecast_page(
         sections.append(PageSection("again", "Run it again", commands=commands))
     notes = list(found.notes)
     if rolling is not None:
-        notes += [f"against the past: {note}" for note in rolling.notes if note not in notes]
+        of_past = [note for note in rolling.notes if note not in notes]
+        if of_past:
+            notes.append(f"against the past: {'; '.join(of_past)}")
     return Page(
         kind="forecast",
         name=clean(found.source.name),
@@ -178,7 +180,7 @@ def rolling_section(rolling: Rolling) -> PageSection:
             [Curve("coverage", steps, rolling.coverage[:, k])],
             extras={
                 "x": "steps ahead",
-                "rules": [{"y": rolling.level, "label": f"promised: {100 * rolling.level:g}%"}],
+                "rules": [{"y": rolling.level, "label": f"target: {100 * rolling.level:g}%"}],
             },
         )
         figures += [errors.figure(), covered.figure()]

@@ -7,6 +7,7 @@ read             the content of run folders, however damaged
 comparison       methods on tasks, and the table that terminal, page and Markdown share
 figures          lines, heatmaps, dots and pictures, for the page's script
 run_figures      the figures of a run
+parameter_names  names of parameters in words
 answers          what a run predicts for its held-out data
 confusion        classes and what they are taken for
 prediction_figures  numbers that were predicted, their errors, and series

@@ -14,6 +14,7 @@ from ...errors import MissingError, StorageError
 from .. import schemas
 from .text import Row, clean, plural
 
+EVALUATION = "evaluation"  # the one set of the page of an evaluation, which needs no name
 SHOWN_FIRST = ("test", "valid")  # splits in the order in which the page shows them
 MIDNIGHT = re.compile(r"[T ]00:00(:00(\.0+)?)?$")
 
@@ -87,6 +88,11 @@ class SplitAnswers:
         if kept >= total:
             return ""
         return f"{self.name}: {kept:,} of {plural(total, 'target')} drawn; the tables count all."
+
+
+    def title(self, text: str) -> str:
+        """The title of a table, with the name of the set unless it is the only one there can be."""
+        return text if self.name == EVALUATION else f"{text}, {self.name}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .answers import Answers, SplitAnswers
+from .answers import EVALUATION, Answers, SplitAnswers
 from .curves import Curve, json_numbers
 from .figures import LineChart, PageFigure, ValueAxis
 from .text import Row, plural
@@ -224,7 +224,8 @@ def series_figure(answers: Answers, k: int, name: str) -> PageFigure:
         extras |= {"stamps": stamps, "stamps_from": int(grid[0]), "x": "time"}
     step = ", one step ahead" if answers.kind == "next" else ""
     which = "it" if longest == "all" else longest
-    about = f"the last {plural(len(at), 'row')} of {which} in the {split.name} set{step}"
+    of_set = "" if split.name == EVALUATION else f" in the {split.name} set"
+    about = f"the last {plural(len(at), 'row')} of {which}{of_set}{step}"
     chart = LineChart(
         f"series-{k}",
         _title(answers, f"The series and its {word}s", name),

@@ -86,7 +86,7 @@ def confusion_matrices(answers: Answers) -> list[Matrix]:
     """A confusion matrix for each set; those after the first are folded."""
     matrices = []
     for k, split in enumerate(answers.splits):
-        caption = f"Confusion matrix, {split.name}{_counted(answers)}"
+        caption = split.title("Confusion matrix") + _counted(answers)
         matrix = Confusion.of(answers.labels, split).matrix(caption, folded=k > 0)
         if matrix is not None:
             matrices.append(matrix)
@@ -98,10 +98,10 @@ def class_tables(answers: Answers) -> list[Table]:
     split = answers.splits[0]
     confusion = Confusion.of(answers.labels, split)
     tables = []
-    worst = confusion.worst_table(f"Most common confusions, {split.name}")
+    worst = confusion.worst_table(split.title("Most common confusions"))
     if worst is not None:
         tables.append(worst)
-    tables.append(confusion.class_table(f"Classes, {split.name}"))
+    tables.append(confusion.class_table(split.title("Classes")))
     return tables
 
 
@@ -152,7 +152,7 @@ def wrong_classes(answers: Answers, split: SplitAnswers, heads: list[str]) -> Ta
     for i in wrong[np.argsort(-sure[wrong], kind="stable")][:MOST_MISTAKES]:
         guess = [labels[int(true[i])], labels[int(predicted[i])], short_number(float(sure[i]), 3)]
         rows.append([*_place(split, i, heads), *guess])
-    caption = f"Surest mistakes, {split.name}"
+    caption = split.title("Surest mistakes")
     none = "None: every answer is right."
     text = range(len(heads) + 2)
     heads = [*heads, "true class", "prediction", "probability"]
@@ -182,4 +182,4 @@ def largest_errors(answers: Answers, split: SplitAnswers, heads: list[str]) -> T
     text = range(len(heads) + (not is_single))
     what = "feature" if answers.kind in ("next", "reconstruct") else "target"
     heads = [*heads, *([] if is_single else [what]), "true value", word, "residual"]
-    return make_table(f"Largest errors, {split.name}", heads, rows, "None.", text)
+    return make_table(split.title("Largest errors"), heads, rows, "None.", text)

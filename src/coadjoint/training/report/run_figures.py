@@ -10,6 +10,7 @@ import numpy as np
 from ..metric_names import metric_stem
 from .curves import Curve
 from .figures import NO_VALUES, HeatMap, LineChart, PageFigure, Probe, Scale, ValueAxis
+from .parameter_names import words_for
 from .read import RunRecord, as_mapping
 from .text import SHARE_METRICS, Row, finite_or_nan, parse_goal, shown_metric
 from .wording import TIME_WORDS, FigureWords
@@ -109,9 +110,13 @@ class RunFigures:
     def inside(self) -> list[PageFigure]:
         """What probes saw: costates, components of the gradient, gradients by parameter."""
         words = self.run.words
+        heatmaps = [self._heat(1, "costates", words.costates)]
+        components = self._heat(COMPONENTS, "temporal", words.components)
+        # Only networks of one layer and one direction have components.
+        if heatmaps[0].empty or not components.empty:
+            heatmaps.append(components)
         return [
-            self._heat(1, "costates", words.costates),
-            self._heat(COMPONENTS, "temporal", words.components),
+            *heatmaps,
             *(self._curve(curve) for curve in PROBED if not self._is_idle(curve)),
             *self._norms(),
         ]
@@ -183,12 +188,15 @@ class RunFigures:
     def _is_idle(self, curve: CurveFigure) -> bool:
         """Whether a curve is left out.
 
-        That is one of a penalty that is always 0 or of another optimiser, and the spectral radius
-        of a network that has none.
+        That is one of a penalty that is always 0 or of another optimiser, a learning rate that is
+        always the same, and the spectral radius of a network that has none.
         """
         is_recorded = (curve.kind, curve.key) in self.run.store
         if curve.key == "radius":
             return not np.isfinite(self.run.store.curve(curve.kind, curve.key).values).any()
+        if curve.key == "rate" and is_recorded:
+            rates = self.run.store.curve(curve.kind, curve.key).values
+            return len(np.unique(rates)) == 1
         if curve.key in OPTIONAL_CURVES:
             return not is_recorded
         if curve.key in PENALTY_CURVES and is_recorded:
@@ -290,6 +298,8 @@ class RunFigures:
         The caption explains the letters; of "layers.levels.0.0.W" the last part is one.
         """
         letters = {curve.name.rpartition(".")[2] for curve in curves}
+        words = words_for(curve.name for curve in curves)
+        curves = [curve._replace(name=words[curve.name]) for curve in curves]
         names = MAP_PARAMETERS if self.run.words.axis else PARAMETERS
         meanings = [f"{name}: {text}" for name, text in names.items() if name in letters]
         about = "norm for each parameter"

@@ -19,7 +19,7 @@ from .read import RunRecord, as_mapping, as_mappings, describe_outcome, read_run
 from .run_again import again_section
 from .run_figures import RunFigures
 from .sample_section import sample_sections
-from .text import NO_VALUE, Row, clean, duration, parse_goal, short_number, shown_metric
+from .text import NO_VALUE, Row, clean, duration, moment, parse_goal, short_number, shown_metric
 from .wording import list_layers
 
 MAX_METRIC_CARDS = 6
@@ -41,7 +41,7 @@ def run_page(folder: Path) -> Page:
         "optimiser": describe_settings(run.config.get("optimiser")),
         "figures": describe_weights(run.result),
         "seed": clean(run.environment.get("seed", "")),
-        "started": clean(run.environment.get("started") or ""),
+        "started": moment(run.environment.get("started") or ""),
     }
     tables = [*final_tables(run), *baseline_tables(run), held_out_table(run)]
     pictures = picture_figures(run)
@@ -307,7 +307,9 @@ def _mark(value: object) -> object:
 def setup_tables(run: RunRecord) -> list[Table]:
     """The tables of the configuration and of the environment: versions, device and so on."""
     config = flatten_settings(run.config)
-    environment = flatten_settings(run.environment)
+    environment = []
+    for name, text in flatten_settings(run.environment):
+        environment.append((name, moment(text) if name == "started" else text))
     no_config = "No config.yaml: the run was started from Python."
     no_environment = "The folder has no environment.json."
     return [

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from ..metric_names import metric_label
@@ -37,6 +38,16 @@ def clean(value: object) -> str:
     if len(text) > MAX_TEXT:
         shown += f"… ({len(text):,} characters)"
     return shown
+
+
+def moment(text: object) -> str:
+    """A time of environment.json for people: "2026-11-19 20:38 UTC"; other text as it is."""
+    shown = clean(text)
+    try:
+        time = datetime.strptime(shown, "%Y-%m-%dT%H:%M:%S%z")
+    except ValueError:
+        return shown
+    return f"{time:%Y-%m-%d %H:%M} {time.tzname()}"
 
 
 def finite_or_nan(value: object) -> float:
