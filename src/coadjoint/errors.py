@@ -116,7 +116,9 @@ class DataError(InputError):
     """
 
     exit_code = 3
-    with_flags: str | None = None  # the text with flags, if it has Python's arguments in their place
+    with_flags: str | None = (
+        None  # the text with flags, if it has Python's arguments in their place
+    )
 
 
 class StorageError(CoadjointError, OSError):

@@ -27,9 +27,7 @@ from .evaluating import Assessment, Estimate, share_text, target_names
 CLASS_FIGURES = ("precision", "recall", "f1", "auc")
 
 
-def write_page(
-    found: Assessment, path: str | Path, run: str, data: str, command: str = ""
-) -> Path:
+def write_page(found: Assessment, path: str | Path, run: str, data: str, command: str = "") -> Path:
     """Write the page of an evaluation, one file that works offline.
 
     Args:

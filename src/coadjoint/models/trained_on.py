@@ -28,8 +28,7 @@ def note_on_training(prediction: Prediction, settings: JsonDict) -> str | None:
     held_out = held_out_shares(settings)
     if held_out is None:
         return (
-            "The model was trained on these data, apart from what was held out of them: "
-            f"{TOO_GOOD}"
+            f"The model was trained on these data, apart from what was held out of them: {TOO_GOOD}"
         )
     if not any(held_out):
         return f"All of these data were used for training: {TOO_GOOD}"

@@ -89,7 +89,6 @@ class SplitAnswers:
             return ""
         return f"{self.name}: {kept:,} of {plural(total, 'target')} drawn; the tables count all."
 
-
     def title(self, text: str) -> str:
         """The title of a table, with the name of the set unless it is the only one there can be."""
         return text if self.name == EVALUATION else f"{text}, {self.name}"
