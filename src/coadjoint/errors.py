@@ -116,9 +116,7 @@ class DataError(InputError):
     """
 
     exit_code = 3
-    with_flags: str | None = (
-        None  # the text with flags, if it has Python's arguments in their place
-    )
+    with_flags: str | None = None  # the text for the command line, if it differs
 
 
 class StorageError(CoadjointError, OSError):

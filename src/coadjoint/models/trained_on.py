@@ -62,7 +62,8 @@ def held_out_shares(settings: JsonDict) -> list[float] | None:
     split = of_data.get("split")
     if split is None and of_data.get("valid") and of_data.get("test"):
         return []
-    is_list = isinstance(split, list | tuple) and len(split) > 1
-    if not is_list or not all(isinstance(share, int | float) for share in split):
+    if not isinstance(split, list | tuple) or len(split) < 2:
+        return None
+    if not all(isinstance(share, int | float) for share in split):
         return None
     return list(split[1:])
