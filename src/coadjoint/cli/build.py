@@ -71,6 +71,7 @@ class Job:
     task: Task
     arguments: KeyValues
     notes: tuple[str, ...] = ()
+    default_notes: tuple[str, ...] = ()  # those of the notes that tell of defaults for own data
 
 
 def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool = False) -> Job:
@@ -112,7 +113,7 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     if config.training.reduce is not None:
         notes.append(f"loss: the {config.training.reduce} over the time steps of a sequence")
     notes += memory_notes(net, sample, config.training, arguments["gradient"])
-    return Job(config, net, task, arguments, tuple(notes))
+    return Job(config, net, task, arguments, tuple(notes), tuple(default_notes))
 
 
 def refuse_out_of_range(config: Config) -> None:

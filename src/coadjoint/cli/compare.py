@@ -99,7 +99,7 @@ def compare(
         )
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1; got {seeds}.")
-    base = setting_flags.to_plain_dict(config_from_command(None, config, flags))
+    base = setting_flags.given_by_user(config_from_command(None, config, flags))
     first_seed = base.get("training", {}).get("seed", 0)
     tasks = [task for text in what for task in compared_runs.parse_tasks(text)]
     rows = [row for text in method for row in compared_runs.parse_variants(text)]
@@ -107,7 +107,7 @@ def compare(
         raise ConfigError("--continue needs --out, the folder of the comparison.")
     folder = out or next_free_folder(comparison_name(what))
     with Where(on, tls_ca_file, tls_cert, tls_key).pool(folder, jobs) as pool:
-        compared_runs.lay_out(
+        lines = compared_runs.lay_out(
             base,
             rows,
             range(first_seed, first_seed + seeds),
@@ -116,6 +116,9 @@ def compare(
             tasks or [compared_runs.BASE_TASK],
             go_on,
         )
+        if not quiet:
+            for line in lines:
+                print_escaped(line)
         run_in(pool, folder, quiet)
 
 

@@ -20,7 +20,7 @@ from ..errors import CoadjointError, ConfigError, StorageError, choose
 from ..training import files, settings
 from ..training.report.comparison import BUDGETS
 from ..training.signals import Interrupted, describe_interruption, handling_stop_signals
-from . import build, schema
+from . import build, common_settings, schema
 from . import flags as setting_flags
 from .flags import KeyValues, SectionValues
 from .outcomes import (
@@ -186,10 +186,12 @@ def lay_out(
     command: str | None = None,
     tasks: Sequence[Variant] = (BASE_TASK,),
     go_on: bool = False,
-) -> None:
+) -> list[str]:
     """Check the config of every row, task and seed, and write the folder. Nothing runs yet.
 
-    base: the settings that all have in common. rows: the methods. command: the command line.
+    Returns lines on what the defaults for your own data chose.
+    base: the settings that were given for all of them; what nobody gave is resolved by each run,
+    so no defaults belong there. rows: the methods. command: the command line.
     go_on: a folder that holds this comparison already is left as it is.
     """
     from ..training import environment, json_rows
@@ -209,18 +211,22 @@ def lay_out(
         refuse_if_occupied(folder)
     table = []
     configs = {}
+    resolved = []
+    notes = {}
     for task, row in itertools.product(tasks, rows):
         try:
-            entry, row_configs = plan_row(base, task, row, seeds, len(tasks) > 1)
+            entry, row_configs, job = plan_row(base, task, row, seeds, len(tasks) > 1)
         except CoadjointError as error:
             where = f"task {task.name}, " if len(tasks) > 1 else ""
             error.args = (f"{where}--method {row.name}: {' '.join(str(error).split())}",)
             raise
         table.append(entry)
         configs.update(row_configs)
+        resolved.append(common_settings.resolved_settings(job.config))
+        notes[row.name] = job.default_notes
     if has_begun:
         refuse_if_other(folder, configs)
-        return
+        return []
     with files.storage_errors(folder):
         (folder / "runs").mkdir(parents=True)
         (folder / "configs").mkdir()
@@ -235,7 +241,9 @@ def lay_out(
         "rows": table,
         "environment": environment.describe_environment(seeds[0], "cpu", command),
     }
+    common_settings.put_settings(content, resolved)
     files.replace(folder / "compare.json", json_rows.dumps(content, indent=1))
+    return common_settings.describe_defaults(notes)
 
 
 def refuse_if_other(folder: Path, configs: Mapping[str, schema.Config]) -> None:
@@ -243,8 +251,6 @@ def refuse_if_other(folder: Path, configs: Mapping[str, schema.Config]) -> None:
 
     configs: those that are asked for, by the names of their runs.
     """
-    from ..training.settings import yaml_text
-
     found = read_comparison(folder)
     names = {Path(run["folder"]).name for row in found["rows"] for run in row["runs"]}
     for name in sorted(names.symmetric_difference(configs)):
@@ -253,9 +259,9 @@ def refuse_if_other(folder: Path, configs: Mapping[str, schema.Config]) -> None:
             f"{folder} holds another comparison: it {which} the run {name}. Choose another --out."
         )
     for name, config in configs.items():
-        text = yaml_text.to_yaml(setting_flags.given_by_user(config)).encode()
         path = folder / "configs" / f"{name}.yaml"
-        if files.read_regular(path, settings.MAX_BYTES) != text:
+        stored = files.read_regular(path, settings.MAX_BYTES)
+        if not common_settings.is_stored_config(stored, config):
             raise StorageError(
                 f"{folder} holds another comparison: {path.name} has other settings. Choose "
                 "another --out."
@@ -277,10 +283,10 @@ def refuse_if_names_clash(what: str, variants: Sequence[Variant], advice: str) -
 
 def plan_row(
     base: SectionValues, task: Variant, row: Variant, seeds: Sequence[int], several_tasks: bool
-) -> tuple[KeyValues, dict[str, schema.Config]]:
-    """A row of compare.json for a method on a task, and the configs of its runs by folder name.
+) -> tuple[KeyValues, dict[str, schema.Config], build.Job]:
+    """A row of compare.json for a method on a task, the configs of its runs by folder name, a job.
 
-    base: the common settings, over which go those of the task and then those of the method (`row`).
+    The job is that of its last run. base: the common settings, over which go those of the task and then those of the method (`row`).
     """
     began = time.perf_counter()
     name = row.name
@@ -320,7 +326,7 @@ def plan_row(
         "pace": round((time.perf_counter() - began) * job.arguments["steps"]),
         "runs": runs,
     }
-    return entry, configs
+    return entry, configs, job
 
 
 def run_all(

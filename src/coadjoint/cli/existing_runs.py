@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, StorageError
 from ..training import files
+from . import common_settings
 from . import flags as setting_flags
 from .compared_runs import refuse_if_occupied
 from .flags import KeyValues
@@ -38,10 +39,7 @@ def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -
                 f"{path} is scored by '{metric}', the others by '{metrics[task]}': they cannot be "
                 "compared."
             )
-        values = setting_flags.to_plain_dict(config)
-        seed = values["training"].pop("seed", 0)
-        for key in ("threads", "device"):
-            values["training"].pop(key, None)
+        values = common_settings.resolved_settings(config)
         new_row = {
             "task": task,
             "metric": metric,
@@ -51,9 +49,10 @@ def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -
             "runs": [],
         }
         row = rows.setdefault(json.dumps(values), new_row)
-        run = {"seed": seed, "folder": path.resolve().name}
+        run = {"seed": config.training.seed, "folder": path.resolve().name}
         record_outcome(path, run, metric)
         row["runs"].append(run)
+    resolved = [row["values"] for row in rows.values()]
     for task in metrics:
         keep_differing_settings([row for row in rows.values() if row["task"] == task])
     content = {
@@ -61,6 +60,7 @@ def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -
         "rows": list(rows.values()),
         "environment": environment.describe_environment(0, "cpu", command),
     }
+    common_settings.put_settings(content, resolved)
     with files.storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files.replace(folder / "compare.json", json_rows.dumps(content, indent=1))

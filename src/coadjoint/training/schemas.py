@@ -127,6 +127,7 @@ class ComparedRow(Schema):
     goal: str | None
     name: str
     settings: JsonObject = {}
+    others: dict[str, JsonObject] = {}
     budget: dict[Literal["gradients", "seconds"], NonNegative] = {}
     pace: Finite = 0.0
     runs: list[ComparedRun]
@@ -139,6 +140,7 @@ class ComparisonSchema(Schema):
     rows: list[ComparedRow]
     command: str | None = None
     tasks: JsonObject = {}
+    shared: dict[str, JsonObject] = {}
     environment: JsonObject = {}
     seconds: NonNegative = 0.0
     jobs: Count = 1

@@ -76,6 +76,15 @@ TERMINAL = Wording(
 )  # fmt: skip
 
 
+def flatten_sections(value: object) -> Row:
+    """Settings by section as settings by the names of their flags; {} if there are none."""
+    flat: Row = {}
+    for section, keys in as_mapping(value).items():
+        for key, setting in as_mapping(keys).items():
+            flat[section if key == "name" else key] = setting
+    return flat
+
+
 def successful_runs(runs: Iterable[Row]) -> list[Row]:
     """The runs that reached their goal."""
     return [run for run in runs if run.get("success") is True]
@@ -93,12 +102,26 @@ def has_failed(run: Row) -> bool:
 
 @dataclass(frozen=True)
 class MethodRows:
-    """A row of a comparison: a method on a task, and the budgets of its runs."""
+    """A row of a comparison: a method on a task, and the budgets of its runs.
+
+    settings: those that were given to the row. others: all in which its runs differ from those of
+    other rows, defaults too; shared: those that all runs of the comparison have. The last two are
+    empty in comparisons of version 0.12 and before.
+    """
 
     name: str
     settings: Row
     runs: list[Row]
     budget: Row
+    others: Row
+    shared: Row
+
+    def setting(self, key: str) -> object:
+        """A setting of its runs: as it was given, or else the default; None if it is not known."""
+        for known in (self.settings, self.others, self.shared):
+            if key in known:
+                return known[key]
+        return None
 
     def successes_within(self, budget: str, most: float) -> int:
         """The number of runs that succeeded with at most `most` of a budget: a key of BUDGETS."""
@@ -256,13 +279,13 @@ class TaskRows:
         return [*heads, words.seconds]
 
     def _differing_settings(self) -> list[str]:
-        """The settings in which the rows differ, in the order of their first appearance."""
+        """The settings that were given and differ, in the order of their first appearance."""
         known: dict[str, set[str]] = {}
         for row in self.rows:
             for key in row.settings:
                 known.setdefault(key, set())
         for key, values in known.items():
-            values.update(str(row.settings.get(key)) for row in self.rows)
+            values.update(str(row.setting(key)) for row in self.rows)
         return [key for key, values in known.items() if len(values) > 1][:MAX_SETTINGS]
 
     def _budgets(self) -> list[tuple[str, float]]:
@@ -280,7 +303,7 @@ class TaskRows:
     ) -> list[str]:
         """The cells of one row; settings: the keys that have a column, budgets: (key, amount)."""
         cells = [row.name]
-        cells += [clean(row.settings.get(key)) for key in settings]
+        cells += [clean(row.setting(key)) for key in settings]
         cells.append(self.score(row.runs))
         if self.goal:
             cells += self._success_cells(row, words, budgets)
@@ -321,6 +344,7 @@ class Comparison:
     def of(cls, about: Row, name: str = "") -> Comparison:
         """From the content of compare.json, however damaged; `name` is for tasks without one."""
         tasks: dict[str, TaskRows] = {}
+        shared = flatten_sections(about.get("shared"))
         # without any row there is still one task, for the page to show
         for entry in as_mappings(about.get("rows")) or [{}]:
             # each row says these, or else the comparison says them for all rows
@@ -338,6 +362,8 @@ class Comparison:
                     as_mapping(entry.get("settings")),
                     as_mappings(entry.get("runs")),
                     as_mapping(entry.get("budget")),
+                    flatten_sections(entry.get("others")),
+                    shared,
                 )
                 tasks[title].rows.append(method)
         return cls(about, list(tasks.values()))

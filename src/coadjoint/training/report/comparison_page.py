@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 from ..metric_names import metric_stem
-from .comparison import PAGE, Comparison, TaskRows, success_share, successful_runs
+from .comparison import (
+    PAGE,
+    Comparison,
+    TaskRows,
+    flatten_sections,
+    success_share,
+    successful_runs,
+)
 from .curves import Curve
 from .depth_figures import depth_curves, depth_figures
 from .figures import SEED_MARKS, Dot, LineChart, PageFigure, ValueAxis, dot_figure
@@ -31,6 +38,7 @@ from .text import (
 MAX_COLOURS = 14  # curves that colours and dashes can tell apart
 MAX_NOTICES = 20
 MAX_CARDS = 12
+MOST_OPEN = 40  # settings that a table shows without being opened
 OVERVIEW_LEAD = (
     "Runs that succeeded, if the task has a goal, and the median of its metric, on the validation "
     "set if there is one."
@@ -210,19 +218,41 @@ def link_to_run(folder: Path, run: Row, label: str) -> Cell:
 
 
 def setup_tables(comparison: Comparison) -> list[Table]:
-    """The settings of tasks and methods, and the environment."""
-    settings = dict.fromkeys(chosen_settings(comparison))
+    """The settings that all runs share, those in which rows differ, and the environment.
+
+    Of a comparison that has not recorded them, those that were given to tasks and methods.
+    """
     environment = flatten_settings(as_mapping(comparison.about.get("environment")))
-    return [
-        make_table(
-            "Settings",
-            ["setting", "value"],
-            settings,
-            "No settings were recorded.",
-            folded=len(settings) > 40,
-        ),
-        make_table("Environment", ["what", "value"], environment, "No environment was recorded."),
-    ]
+    shared = flatten_sections(comparison.about.get("shared"))
+    if shared:
+        tables = [
+            settings_table("Settings of all runs", flatten_settings(shared)),
+            settings_table(
+                "Settings that differ", differing_settings(comparison), "Only the seeds differ."
+            ),
+        ]
+    else:
+        tables = [settings_table("Settings", dict.fromkeys(chosen_settings(comparison)))]
+    heads = ["what", "value"]
+    return [*tables, make_table("Environment", heads, environment, "No environment was recorded.")]
+
+
+def settings_table(
+    caption: str, settings: Iterable[tuple[str, str]], none: str = "No settings were recorded."
+) -> Table:
+    """A table of settings and their values; none: the text in place of an empty one."""
+    rows = list(settings)
+    return make_table(caption, ["setting", "value"], rows, none, folded=len(rows) > MOST_OPEN)
+
+
+def differing_settings(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """The settings in which rows differ, defaults too, as ("clipped.clip", "1")."""
+    several = len(comparison.tasks) > 1
+    for task in comparison.tasks:
+        for row in task.rows:
+            if row.others:
+                name = f"{task.name}: {row.name}" if several else row.name
+                yield from flatten_settings(row.others, name)
 
 
 def chosen_settings(comparison: Comparison) -> Iterator[tuple[str, str]]:
