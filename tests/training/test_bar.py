@@ -7,7 +7,7 @@ import sys
 import pytest
 import rich
 
-from coadjoint.training import display
+from coadjoint.training import display, pace
 
 NAME = "a_rather_long_name_of_a_training_file_2024"
 
@@ -38,7 +38,9 @@ def drawn(monkeypatch, width, name=NAME, metric="accuracy", split="valid"):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(rich, "_console", None)  # one that was made before has its own width
-    monkeypatch.setattr(display, "time", Clock())
+    clock = Clock()
+    monkeypatch.setattr(display, "time", clock)
+    monkeypatch.setattr(pace, "time", clock)
     bar = display.make_display(True, name, 10_000, metric)
     assert isinstance(bar, display.Bar)
     assert bar.progress.console.width == width

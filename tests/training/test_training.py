@@ -776,7 +776,8 @@ def printed_steps(capsys, steps, every, last):
     lines.close()
     out = capsys.readouterr().out
     assert "accuracy 0.5" in out
-    return [int(line.split()[1].partition("/")[0]) for line in out.splitlines()]
+    words = [line.replace("step ", "").split() for line in out.splitlines()]
+    return [int(word[1].partition("/")[0]) for word in words]
 
 
 @pytest.mark.parametrize("last", [1000, 990, 470])

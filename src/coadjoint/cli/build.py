@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError, MissingError, NumericalError, refuse_options
 from ..training import launched
 from ..training.network_section import Shape
+from ..training.pace import ENDLESS
 from . import chains
 from .build_task import (
     check_size_settings,
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     AnyNetwork = Network | Stack | EncoderDecoder | Chain
 
 DEFAULT_BATCH = 32  # of built-in tasks
-ENDLESS = 2**31 - 1  # steps of a run that only a budget ends
 
 
 @dataclass(frozen=True)

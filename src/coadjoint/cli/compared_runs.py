@@ -286,7 +286,8 @@ def plan_row(
 ) -> tuple[KeyValues, dict[str, schema.Config], build.Job]:
     """A row of compare.json for a method on a task, the configs of its runs by folder name, a job.
 
-    The job is that of its last run. base: the common settings, over which go those of the task and then those of the method (`row`).
+    The job is that of its last run. base: the common settings, over which go those of the task and
+    then those of the method (`row`).
     """
     began = time.perf_counter()
     name = row.name

@@ -19,9 +19,9 @@ from ..tasks.data import Data
 from ..training import own_defaults
 from ..training.network_section import RECURRENT_DEFAULTS, NetworkSection
 from ..training.own_defaults import SectionValues
+from ..training.pace import ENDLESS
 
 SECTION_NAMES = ("network", "gradient", "optimiser", "training", "data")
-ENDLESS = 2**31 - 1  # steps of a run that only a budget ends
 TRAINING_KEYS = (
     "steps",
     "epochs",

@@ -52,6 +52,7 @@ files              files that appear complete or not at all
 settings/          YAML, TOML and JSON, strictly read
 environment        versions, hardware and command of a run
 display            progress on a terminal
+pace               how fast a run is, and the time that is left
 loggers            rows of a run for TensorBoard, MLflow and Weights & Biases
 metric_names       metrics as people read them
 report/            a run folder as one page

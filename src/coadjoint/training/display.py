@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from ..errors import escape_controls
 from .json_types import Row
 from .metric_names import split_metric
+from .pace import Budget, Pace
 
 REDRAW = 0.2  # seconds between two updates of the bar
 BAR_WIDTH = 20  # characters
@@ -64,25 +65,32 @@ class Silent:
 class Lines:
     """Prints at most MOST_LINES lines, evenly spread over the run, each after a validation."""
 
-    def __init__(self, name: str, steps: int | None, metric: str) -> None:
-        """name: of the task. steps: of the run, None if unknown. metric: the one to show."""
+    def __init__(
+        self,
+        name: str,
+        steps: int | None,
+        metric: str,
+        every: int | None = None,
+        budgets: Sequence[Budget] = (),
+    ) -> None:
+        """name: of the task. steps: of the run, None or ENDLESS if unknown. metric: to show.
+
+        every: the steps between two validations. budgets: those that end the run.
+        """
         self.name = name
-        self.steps = steps
+        self.pace = Pace(steps, every, budgets)
+        self.steps = self.pace.steps
         self.metric = metric
         self.row: Row = {}  # of the latest step
-        # the first step that was shown, and when: a resumed run does not begin at step 1
-        self.first_step: int | None = None
-        self.first_time = 0.0
         self.latest: dict[str, str] = {}  # the figures of the latest validation, as text
         self.printed_step: int | None = None  # that of the last line
+        self.printed_part: int | None = None  # the part of the run that it was in
         self.pending: str | None = None  # the line of the last validation, if not yet printed
 
     def step(self, step: int, row: Row) -> None:
         """Keep the row of a step for the next line; nothing is printed."""
         self.row = row
-        if self.first_step is None:
-            self.first_step = step
-            self.first_time = time.monotonic()
+        self.pace.step(step)
 
     def validation(self, step: int, rows: Sequence[Row]) -> None:
         """Print a line with the metric of the task and the decay of the costates, if known.
@@ -90,6 +98,7 @@ class Lines:
         rows: one "held-out" row for each split, and one "probe" row. The metric is shown with the
         name of its split: "valid accuracy 0.93".
         """
+        self.pace.validation()
         for row in rows:
             if row["kind"] == "held-out" and self.metric in row:
                 name = split_metric(row.get("split"), self.metric)
@@ -105,40 +114,41 @@ class Lines:
             fields["loss"] = f"loss {self.row['loss']:.4g}"
             fields["gradient"] = f"|grad| {self.row['gradient']:.1e}"
         fields |= self.latest
-        if self.first_step is not None and step > self.first_step:
-            seconds = max(time.monotonic() - self.first_time, 1e-9)  # a coarse clock may say 0
-            rate = (step - self.first_step) / seconds
+        rate = self.pace.rate
+        if rate is not None:
             fields["rate"] = f"{rate:.0f} steps/s"
-            if self.steps is not None and step < self.steps:
-                fields["left"] = f"{describe_seconds((self.steps - step) / rate)} left"
+        left = self.pace.seconds_left(step)
+        if left is not None:
+            fields["left"] = f"{describe_seconds(left)} left"
         return fields
 
     def draw(self, step: int) -> None:
-        """Print one line: the name, "step/steps" (or the step alone), and the fields.
+        """Print one line: the name, "step/steps" (or "step 574" without a limit), and the fields.
 
         A line that is not due is kept: it is printed at the end if it is the last.
         """
-        progress = str(step)
+        progress = f"step {step}"
         if self.steps is not None:
             progress = f"{step:>{len(str(self.steps))}}/{self.steps}"
         self.pending = f"{self.name}  {progress}  " + "  ".join(self.fields(step).values())
         if self.is_due(step):
             self.printed_step = step
+            self.printed_part = self.pace.part(step, MOST_LINES - 2)
             self.flush()
 
     def is_due(self, step: int) -> bool:
         """Whether the line of a step is printed at once.
 
-        The first two and the last are. Those between are spread evenly over the run or, if its
-        number of steps is unknown, ever more thinly.
+        The first two and the last are. Those between are spread evenly over the steps or the
+        budget of the run or, if it has neither, ever more thinly.
         """
         before = self.printed_step
         if not before or step == self.steps:  # None, or step 0
             return True
-        if self.steps is None:
+        part = self.pace.part(step, MOST_LINES - 2)
+        if part is None:
             return step >= before * LEAST_GROWTH
-        shares = MOST_LINES - 2
-        return step * shares // self.steps > before * shares // self.steps
+        return part > (self.printed_part or 0)
 
     def flush(self) -> None:
         """Print the line of the last validation, if it was not."""
@@ -166,12 +176,19 @@ class BarLine(NamedTuple):
 class Bar(Lines):
     """A bar that moves, with the same fields as far as there is room for them."""
 
-    def __init__(self, name: str, steps: int | None, metric: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        steps: int | None,
+        metric: str,
+        every: int | None = None,
+        budgets: Sequence[Budget] = (),
+    ) -> None:
         """Start a bar of the package rich, with the fields of `Lines` as its note."""
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.table import Column
 
-        super().__init__(name, steps, metric)
+        super().__init__(name, steps, metric, every, budgets)
         # Columns that may not wrap keep their width: the note gives way. Names are no markup.
         self.bar_column = BarColumn(BAR_WIDTH)
         self.progress = Progress(
@@ -185,7 +202,7 @@ class Bar(Lines):
         self.widest_bar = BAR_WIDTH
         self.longest_name = MOST_OF_NAME
         first = self.fit({})
-        self.bar = self.progress.add_task(first.name, total=steps, note="")
+        self.bar = self.progress.add_task(first.name, total=self.steps, note="")
         self.progress.start()
         self.drawn = 0.0  # when the bar was last updated
 
@@ -258,18 +275,25 @@ def describe_seconds(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def make_display(choice: Display | bool, name: str, steps: int | None, metric: str) -> Display:
+def make_display(
+    choice: Display | bool,
+    name: str,
+    steps: int | None,
+    metric: str,
+    every: int | None = None,
+    budgets: Sequence[Budget] = (),
+) -> Display:
     """The display a user chose.
 
     choice: True is a bar on a terminal and lines elsewhere, False shows nothing, and a display
-    is used as it is. name: of the task. steps: None if their number is unknown.
+    is used as it is. The other arguments are those of `Lines`.
     """
     if not isinstance(choice, bool):
         return choice
     if not choice:
         return Silent()
     kind = Bar if sys.stdout.isatty() else Lines
-    return kind(name, steps, metric)
+    return kind(name, steps, metric, every, budgets)
 
 
 class OldDisplay(Protocol):

@@ -145,7 +145,7 @@ class Learning:
             self.total = {name: torch.zeros_like(p) for name, p in self.trained.items()}
         self.rows: deque[Row] = deque(maxlen=ROWS_IN_MEMORY)
         name = getattr(stream, "name", "stream")
-        self.display = make_display(plan.display, name, plan.steps, self.metric)
+        self.display = make_display(plan.display, name, plan.steps, self.metric, plan.every)
 
     # the steps
 

@@ -33,6 +33,7 @@ from .files import is_real_folder, is_same_file, remove_leftovers, replace, stor
 from .json_rows import JsonRows, dumps, join_numbers, to_json_types
 from .json_types import JsonObject, Row
 from .lock import Lock
+from .pace import ENDLESS
 from .plan import Plan
 from .restore import compare_tensors, describe_difference, load_weights
 from .signals import Interrupted, describe_interruption, interruptible
@@ -204,7 +205,7 @@ class RunFolder:
         else:
             self.restore(run, saved)
             steps = getattr(run.plan, "steps", None)  # unknown of a stream
-            total = "" if steps is None else f" of {steps:,}"
+            total = "" if steps in (None, ENDLESS) else f" of {steps:,}"
             run.display.say(f"Resuming {self.path} at step {run.step:,}{total}.")
         return saved
 

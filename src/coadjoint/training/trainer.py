@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import cached_property
 from typing import NoReturn
 
 import torch
@@ -25,6 +26,7 @@ from .held_out import write_held_out
 from .json_types import JsonObject, Row
 from .layer_names import name_layers
 from .matching import refuse_if_mismatched
+from .pace import Budget
 from .plan import TrainingPlan
 from .progress import Progress, Result, summarise_distances
 from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_part
@@ -60,7 +62,9 @@ class Training:
         self.before = WeightsBefore()
         self.watch = Watch(net, task, plan, self.progress, self.log, self.say)
         # A display may take over the terminal: nothing is refused any more once it is there.
-        self.display = make_display(plan.display, task.name, plan.steps, self.watch.metric)
+        self.display = make_display(
+            plan.display, task.name, plan.steps, self.watch.metric, plan.every, self.budgets
+        )
         torch.manual_seed(plan.seed)
 
     # one step
@@ -123,9 +127,17 @@ class Training:
     @property
     def is_budget_spent(self) -> bool:
         """Whether there are budgets and all of them are used up."""
-        budgets = [(self.plan.gradients, self.progress.work), (self.plan.seconds, self.elapsed())]
-        has_room = [used < limit for limit, used in budgets if limit is not None]
-        return bool(has_room) and not any(has_room)
+        return bool(self.budgets) and all(budget.used() >= budget.limit for budget in self.budgets)
+
+    @cached_property
+    def budgets(self) -> list[Budget]:
+        """The budgets that were given."""
+        budgets = []
+        if self.plan.gradients is not None:
+            budgets.append(Budget(self.plan.gradients, lambda: self.progress.work))
+        if self.plan.seconds is not None:
+            budgets.append(Budget(self.plan.seconds, self.elapsed, is_time=True))
+        return budgets
 
     def elapsed(self) -> float:
         """Seconds of training so far, including those before a resume."""

@@ -20,7 +20,15 @@ from .comparison import (
 from .curves import Curve
 from .depth_figures import depth_curves, depth_figures
 from .figures import SEED_MARKS, Dot, LineChart, PageFigure, ValueAxis, dot_figure
-from .page_parts import Cell, Page, PageSection, Table, flatten_settings, make_table
+from .page_parts import (
+    Cell,
+    Page,
+    PageSection,
+    Table,
+    configuration_rows,
+    flatten_settings,
+    make_table,
+)
 from .read import as_mapping, folder_within, held_out_curve
 from .text import (
     NO_VALUE,
@@ -226,7 +234,7 @@ def setup_tables(comparison: Comparison) -> list[Table]:
     shared = flatten_sections(comparison.about.get("shared"))
     if shared:
         tables = [
-            settings_table("Settings of all runs", flatten_settings(shared)),
+            settings_table("Settings of all runs", configuration_rows(shared)),
             settings_table(
                 "Settings that differ", differing_settings(comparison), "Only the seeds differ."
             ),
@@ -252,7 +260,7 @@ def differing_settings(comparison: Comparison) -> Iterator[tuple[str, str]]:
         for row in task.rows:
             if row.others:
                 name = f"{task.name}: {row.name}" if several else row.name
-                yield from flatten_settings(row.others, name)
+                yield from configuration_rows(row.others, name)
 
 
 def chosen_settings(comparison: Comparison) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ..pace import ENDLESS
 from .figures import PageFigure
 from .text import Row, clean
 
@@ -124,6 +125,16 @@ def flatten_settings(value: object, name: str = "", depth: int = 0) -> Iterator[
         yield name, _join_list(value)
     else:
         yield name, clean(value)
+
+
+def configuration_rows(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as `flatten_settings` has them; a run that only a budget ends has no limit.
+
+    Its number of steps is the largest one that can be stored.
+    """
+    for dotted, text in flatten_settings(value, name):
+        is_endless = dotted.split(".")[-1] == "steps" and text == str(ENDLESS)
+        yield dotted, "no limit" if is_endless else text
 
 
 def _join_list(values: Iterable[object]) -> str:

@@ -12,7 +12,15 @@ from .baseline_table import baseline_tables
 from .curves import json_numbers, thinned_indices
 from .data_section import data_sections
 from .diagnosis_page import read_diagnosis
-from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
+from .page_parts import (
+    Page,
+    PageSection,
+    Table,
+    configuration_rows,
+    describe_settings,
+    flatten_settings,
+    make_table,
+)
 from .picture_figure import picture_figures
 from .prediction_section import prediction_cards, prediction_section
 from .read import RunRecord, as_mapping, as_mappings, describe_outcome, read_run
@@ -306,7 +314,7 @@ def _mark(value: object) -> object:
 
 def setup_tables(run: RunRecord) -> list[Table]:
     """The tables of the configuration and of the environment: versions, device and so on."""
-    config = flatten_settings(run.config)
+    config = configuration_rows(run.config)
     environment = []
     for name, text in flatten_settings(run.environment):
         environment.append((name, moment(text) if name == "started" else text))
