@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from coadjoint.cli import build, build_task, flags
+from coadjoint.cli.schema import TrainingSection
 from coadjoint.tasks.data import Data
 from coadjoint.training import own_defaults, settings, validation
 
@@ -137,6 +138,27 @@ def test_the_batch_and_the_length_of_a_run_go_by_the_size():
         assert training["steps"] % per_epoch == training["every"] % per_epoch == 0
         assert training["steps"] >= own_defaults.LEAST_EPOCHS * per_epoch
         assert training["steps"] / training["every"] <= own_defaults.VALIDATIONS
+
+
+def test_the_help_has_the_numbers_of_the_defaults():
+    """The lengths of runs, in the help of --steps and --every, are those of the code."""
+    help_of = {key: field.description for key, field in TrainingSection.model_fields.items()}
+    usual = own_defaults.EVERY_STEP
+    others = (own_defaults.NEXT_STEP, own_defaults.DENSE_LAYERS, own_defaults.OTHER_CELL)
+    for one in others:
+        lengths = (one.epochs, one.least_steps, one.most_steps)
+        assert lengths == (usual.epochs, usual.least_steps, usual.most_steps)
+    lags = own_defaults.SHORT_SERIES
+    answer = own_defaults.ONE_ANSWER
+    wanted = (
+        f"{usual.epochs} epochs within {usual.least_steps:,} to {usual.most_steps:,} steps",
+        f"({lags.least_steps:,} to {lags.most_steps:,} with --lags)",
+        f"{answer.epochs} epochs within {answer.least_steps:,} to {answer.most_steps:,}",
+        f"at least {own_defaults.LEAST_EPOCHS} epochs",
+    )
+    for words in wanted:
+        assert words in help_of["steps"]
+    assert f"about {own_defaults.VALIDATIONS} validations" in help_of["every"]
 
 
 class Sized:

@@ -302,8 +302,9 @@ class TrainingSection(Section):
 
     steps: PositiveInt | None = Field(
         None,
-        description="maximum number of training steps (default 10,000; your own data: 800 to "
-        "2,000, or 10 epochs)",
+        description="maximum number of training steps (default 10,000; your own data: 200 epochs "
+        "within 800 to 2,000 steps (300 to 2,000 with --lags), for one answer per sequence 600 "
+        "epochs within 2,000 to 6,000; at least 10 epochs)",
     )
     epochs: PositiveInt | None = Field(
         None, description="finite data: passes over the training set, instead of --steps"
@@ -341,7 +342,9 @@ class TrainingSection(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="random seed")
     every: PositiveInt | None = Field(
         None,
-        description=("training steps between validations (default 100; finite data: one epoch)"),
+        description="training steps between validations (default 100; finite data: one epoch; "
+        "your own data without --steps, --epochs and budgets: whole epochs, about 40 validations "
+        "in all)",
     )
     tests: PositiveInt | None = Field(
         None,
