@@ -330,6 +330,7 @@ def test_much_memory_is_noted():
         Batch(torch.zeros(1, 64), axis=0),
         job.config.training.model_copy(update={"batch": 10**6}),
         co.BPTT(),
+        job.task,
     )
     assert notes == ["a gradient takes about 3.23 GB of memory; a smaller --batch takes less"]
 

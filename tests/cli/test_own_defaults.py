@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from coadjoint.cli import build, build_task, flags
+from coadjoint.cli import build, build_task, flags, memory
 from coadjoint.cli.schema import TrainingSection
 from coadjoint.tasks.data import Data
 from coadjoint.training import own_defaults, settings, validation
@@ -138,6 +138,22 @@ def test_the_batch_and_the_length_of_a_run_go_by_the_size():
         assert training["steps"] % per_epoch == training["every"] % per_epoch == 0
         assert training["steps"] >= own_defaults.LEAST_EPOCHS * per_epoch
         assert training["steps"] / training["every"] <= own_defaults.VALIDATIONS
+
+
+def test_the_note_on_memory_counts_the_sequences_that_there_are(monkeypatch):
+    """A text has one validation sequence; its training sequence is cut into chunks."""
+    Path("book.txt").write_text("the cell of the river and the forest. " * 400)
+    monkeypatch.setattr(memory, "MUCH_MEMORY", 1e6)
+    given = {"data": {"train": "book.txt", "kind": "next"}, "network": {"hidden": 16}}
+    job = build.build(flags.resolve(None, given))
+    count = len(job.task.sets["train"])
+    assert 100 < count < memory.MOST_AT_ONCE
+    (note,) = [note for note in job.notes if "where it looks" in note]
+    assert note.endswith(f"where it looks at {count} training sequences at once")
+    sample = job.task.batch(0, 1, 0)
+    looks = memory.looks_of(job.task, job.config.training, sample)
+    assert looks[1:] == [memory.Look(1, 1519), memory.Look(1, 1519)]
+    assert looks[1].text == "1 held-out sequence of 1,519 steps"
 
 
 def test_the_help_has_the_numbers_of_the_defaults():

@@ -112,7 +112,7 @@ def build(config: Config, past: CheckpointOutline | None = None, has_begun: bool
     notes = [*getattr(task, "notes", ()), *getattr(net, "notes", ()), *default_notes]
     if config.training.reduce is not None:
         notes.append(f"loss: the {config.training.reduce} over the time steps of a sequence")
-    notes += memory_notes(net, sample, config.training, arguments["gradient"])
+    notes += memory_notes(net, sample, config.training, arguments["gradient"], task)
     return Job(config, net, task, arguments, tuple(notes), tuple(default_notes))
 
 
