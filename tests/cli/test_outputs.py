@@ -86,6 +86,35 @@ def test_refused_before_any_work(words, here, coadjoint):
     assert listing(here) == before
 
 
+MISTAKEN = {
+    "predict nope series.csv": (4, "nope does not exist. Name a run folder"),
+    "predict series.csv run": (4, "series.csv is a table, not a run."),
+    "predict run serie.csv": (3, "serie.csv does not exist; did you mean 'series.csv'?"),
+    "forecast nope series.csv": (4, "nope does not exist."),
+    "forecast run serie.csv": (3, "serie.csv does not exist"),
+    "forecast run series.csv --steps 0": (2, "--steps must be a whole number, at least 1; got 0"),
+    "forecast run series.csv --level 2": (2, "--level must be a finite number"),
+    "forecast run series.csv --rolling 0": (2, "--rolling must be a whole number"),
+    "explain run serie.csv": (3, "serie.csv does not exist"),
+    "evaluate nope series.csv --json forecast.csv": (4, "nope does not exist."),
+    "export nope --to torch --out net": (4, "nope does not exist."),
+    "sample nope --out forecast.csv": (4, "nope does not exist."),
+}
+
+
+@pytest.mark.parametrize("words", MISTAKEN)
+def test_what_is_read_is_refused_before_what_is_written(words, here, coadjoint):
+    for name in ("predictions.csv", "forecast.csv", "explanation.csv", "net.py"):
+        (here / name).write_text("mine")
+    before = listing(here)
+    code, out, err = coadjoint(*words.split())
+    expected, said = MISTAKEN[words]
+    assert (code, out) == (expected, "")
+    assert said in err
+    assert "exists" not in err
+    assert listing(here) == before
+
+
 def test_the_page_in_the_run_folder_is_renewed(here, coadjoint):
     for _ in range(2):
         code, _, err = coadjoint("evaluate", "run", "series.csv", "--resamples", "0")

@@ -18,7 +18,7 @@ from .flags import (
     resolve,
     with_setting_flags,
 )
-from .outputs import FORCE, PRINTED, check_outputs
+from .outputs import FORCE, PRINTED, check_inputs, check_outputs
 from .predict import READING_TEXTS
 from .program import app, command_line, print_escaped, print_table, warn, with_examples
 from .schema import READING_KEYS
@@ -86,6 +86,7 @@ def evaluate(
     for path in (json_file, page):
         if path is not None:
             refuse_source(path, data, "the data were", "the figures")
+    check_inputs(run, data)
     check_outputs({"--json": json_file, "--page": page}, force)
     reading = given_values(resolve(None, flags).data)
     model = load(run, warn=warn)

@@ -11,7 +11,7 @@ import typer
 
 from ..errors import escape_controls
 from .flags import SectionValues, given_values, resolve, with_setting_flags
-from .outputs import FORCE, PRINTED, check_outputs
+from .outputs import FORCE, PRINTED, check_inputs, check_outputs
 from .predict import READING_TEXTS
 from .program import app, command_line, print_escaped, warn, with_examples
 from .schema import READING_KEYS
@@ -105,6 +105,7 @@ def explain(
         page = out.with_name(f"{out.name.partition('.')[0] or out.name}.html")
     for path in (out, page or out):
         refuse_source(path, data, "the data were", "the explanation")
+    check_inputs(run, data)
     check_outputs({"--out": out, "--page": page}, force)
     found = load(run, warn=warn).explain(
         data,

@@ -8,7 +8,7 @@ from typing import Optional
 import typer
 
 from ..errors import ConfigError
-from .outputs import FORCE, check_outputs
+from .outputs import FORCE, check_inputs, check_outputs
 from .program import app, print_escaped, warn, with_examples
 
 NAME = "network"  # of the files, if none was given
@@ -48,6 +48,7 @@ def export(
         raise ConfigError("Missing option '--to' (onnx or torch).")
     if out is None:
         out = Path(f"{NAME}.onnx" if to == "onnx" else f"{NAME}.py")
+    check_inputs(run)
     for path in files_of(out, to):
         check_outputs({"--out": path}, force)
     exported = write(run, out, to, warn)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Optional
 
 import typer
 
-from ..errors import ConfigError, escape_controls
+from ..errors import ConfigError, escape_controls, real, whole_number
 from .flags import SectionValues, given_values, resolve, with_setting_flags
-from .outputs import FORCE, PRINTED, check_outputs
+from .outputs import FORCE, PRINTED, check_inputs, check_outputs
 from .predict import READING_TEXTS
 from .program import app, command_line, print_escaped, print_table, warn, with_examples
 from .schema import READING_KEYS
@@ -86,6 +86,8 @@ def forecast(
         raise ConfigError("--season belongs to --rolling, which compares with the season before.")
     refuse_source(out, data, "the data were", "the forecast")
     path = out.with_name(f"{out.name.partition('.')[0] or out.name}.html") if page else None
+    check_inputs(run, data)
+    check_numbers(steps, level, rolling, season)
     check_outputs({"--out": out, "--page": path}, force)
     reading = given_values(resolve(None, flags).data)
     model = load(run, warn=warn)
@@ -105,6 +107,20 @@ def forecast(
     print_escaped(f"{found.summary} -> {out}")
     if path is not None:
         print_escaped(write_forecast_page(found, errors, path, command_line(), str(run)))
+
+
+def check_numbers(steps: int | None, level: float, rolling: int | None, season: int | None) -> None:
+    """Refuse numbers that no forecast can have, before any output is refused."""
+    from ..models.forecasting import MOST_STEPS
+    from ..models.rolling import MOST_ORIGINS
+
+    if steps is not None:
+        whole_number("--steps", steps, most=MOST_STEPS)
+    real("--level", level, 0, 1, above=True, below=True)
+    if rolling is not None:
+        whole_number("--rolling", rolling, most=MOST_ORIGINS)
+    if season is not None:
+        whole_number("--season", season)
 
 
 def print_rolling(errors: Rolling) -> None:

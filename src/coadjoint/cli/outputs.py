@@ -1,4 +1,4 @@
-"""Files that a command writes: one that exists is replaced only with --force."""
+"""Files that a command reads and writes: one that exists is replaced only with --force."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ from pathlib import Path
 
 import typer
 
-from ..errors import ConfigError, StorageError, one_line
+from ..errors import ConfigError, DataError, StorageError, one_line
 
 PRINTED = "-"  # the name of standard output
 FORCE = typer.Option(False, "--force", help="replace files that exist")
+
+
+def check_inputs(run: Path, data: Path | None = None) -> None:
+    """Refuse a run without weights, and data that do not exist, before any output is refused.
+
+    Both are read, and refused for what they hold, only afterwards.
+    """
+    from ..tasks.files.source import suggest_name
+    from ..training.predict import find_weights
+
+    find_weights(run)
+    if data is not None and not data.exists():
+        raise DataError(f"{one_line(data, 4096)} does not exist{suggest_name(data)}")
 
 
 def refuse_existing(path: Path, force: bool, option: str = "--out") -> None:

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from ..errors import ConfigError, escape_controls
 from .flags import SectionValues, given_values, resolve, with_setting_flags
-from .outputs import FORCE, PRINTED, check_outputs, refuse_existing
+from .outputs import FORCE, PRINTED, check_inputs, check_outputs, refuse_existing
 from .program import app, print_escaped, warn, with_examples
 from .schema import READING_KEYS
 
@@ -91,6 +91,7 @@ def predict(
 
     check_output_name(out)
     refuse_source(out, data, "the data were", "the predictions")
+    check_inputs(run, data)
     check_outputs({"--out": out}, force)
     reading = given_values(resolve(None, flags).data)
     names: list[str] | bool | None = None

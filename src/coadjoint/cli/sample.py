@@ -8,7 +8,7 @@ from typing import Optional
 import typer
 
 from ..errors import escape_controls
-from .outputs import FORCE, PRINTED, refuse_existing
+from .outputs import FORCE, PRINTED, check_inputs, refuse_existing
 from .program import app, print_escaped, warn, with_examples
 
 
@@ -53,6 +53,7 @@ def sample(
 
     if out is not None and str(out) == PRINTED:
         out = None
+    check_inputs(run)
     if out is not None:
         refuse_existing(out, force)
     model = load(run, warn)

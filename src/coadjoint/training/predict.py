@@ -129,11 +129,9 @@ def load_best(
     to load the weights into, for a run that was trained from Python and does not describe it.
     """
     check_path("run", run)
-    folder = Path(run)
-    has_model = not folder.is_dir() or os.path.lexists(folder / "model.safetensors")
-    checkpoints = [] if has_model else storage.list_checkpoints(folder)
-    if not checkpoints:
-        return load_file(model_file(folder), warn, network)
+    checkpoints = find_weights(Path(run))
+    if isinstance(checkpoints, Path):
+        return load_file(checkpoints, warn, network)
     storage.import_safetensors()
     faults = []
     for path in reversed(checkpoints):
@@ -158,6 +156,13 @@ def load_best(
         f"{shlex.quote(str(run))}"
     )
     return net.eval(), description
+
+
+def find_weights(run: Path) -> Path | list[Path]:
+    """The model file of a run; of one that has not finished, its checkpoints, the oldest first."""
+    has_model = not run.is_dir() or os.path.lexists(run / "model.safetensors")
+    checkpoints = [] if has_model else storage.list_checkpoints(run)
+    return checkpoints or model_file(run)
 
 
 def best_weights(saved: storage.Checkpoint) -> tuple[int | None, dict[str, Tensor]]:
