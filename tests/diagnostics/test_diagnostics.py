@@ -723,9 +723,28 @@ def test_a_finite_set_is_examined_by_a_full_batch_or_by_one_sample(capsys):
         co.BPTT()(net, co.Batch(torch.randn(4, 1, 1), torch.randn(1, 1)), "squared")
     )
     assert set(alone.declined) >= {"noise"}
-    diagnose.print_findings(alone)
-    assert "not noise: the gradient-noise scale needs at least two" in capsys.readouterr().out
+    diagnose.print_findings(alone, net)
+    assert "left out: noise: the gradient-noise scale needs at least two" in capsys.readouterr().out
     assert "decay" in alone.found
+
+
+@pytest.mark.parametrize(
+    ("cells", "both", "said"),
+    [
+        (["gru"], True, "--no-bidirectional to see them (bounds with --cell elman alone)."),
+        (["elman"], True, "train with --no-bidirectional to see them."),
+        (["elman"] * 2, False, "train with --layers 1 to see them."),
+        (["elman"] * 2, True, "train with --no-bidirectional --layers 1 to see them."),
+    ],
+)
+def test_a_network_of_several_parts_is_told_how_to_see_the_rest(cells, both, said, capsys):
+    net = co.Stack(cells, inputs=1, hidden=3, outputs=1, bidirectional=both)
+    batch = co.Batch(torch.randn(4, 5, 1), torch.randn(5, 1))
+    found = examination.examine(co.BPTT()(net, batch, "squared"), ["temporal", "bounds"])
+    diagnose.print_findings(found, net)
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("left out: temporal, bounds. They need one recurrent layer; train with ")
+    assert line.endswith(said)
 
 
 @pytest.mark.slow
@@ -799,7 +818,7 @@ def test_the_command_examines_a_run(coadjoint, tmp_path):
     assert (code, err) == (0, "")
     assert "weights after training; 9 held-out sequences" in out
     assert "bound by the singular value" in out
-    assert "not paths: relu enables a path or blocks it" in out
+    assert "left out: paths: relu enables a path or blocks it" in out
     model = co.diagnostics.evaluate(
         diagnose.load_run_network(tmp_path / "run")[0], co.tasks.make("xor", length=12), 9
     )

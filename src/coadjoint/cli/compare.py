@@ -83,6 +83,9 @@ def compare(
     from . import compared_runs
 
     what = what or []
+    for text in what:
+        if not Path(text).is_dir():
+            setting_flags.refuse_path(text.split(" ")[0])
     if are_folders(what):
         if method or config or on or go_on or any(flags.values()):
             raise ConfigError(

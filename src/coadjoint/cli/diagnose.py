@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
@@ -119,7 +120,7 @@ def diagnose(
     page = pages.write(folder if out or run is None else run)
     if not quiet:
         print_escaped(f"{subject.network.extra_repr()}\n{about['weights']}; {count}\n")
-        print_findings(findings)
+        print_findings(findings, first.network)
         print_escaped(f"\nfolder: {folder}\nreport: {page}")
 
 
@@ -185,15 +186,43 @@ def describe_subjects(subjects: dict[str, Subject], count: str) -> KeyValues:
     }
 
 
-def print_findings(found: Examination | Compared) -> None:
-    """Print the table of an examination, and why some diagnostics were left out."""
+def print_findings(found: Examination | Compared, network: Net) -> None:
+    """Print the table of an examination, and why some diagnostics were left out.
+
+    network: one that was examined.
+    """
+    from ..diagnostics.finding import NEEDS_ONE_LAYER
+
     print_table(*found.table())
     by_reason: dict[str, list[str]] = {}
     for name, why in found.declined.items():
         reason = why.partition(": ")[2] or why  # without the diagnostic's name in front
         by_reason.setdefault(reason, []).append(name)
     for why, names in by_reason.items():
-        print_escaped(f"not {', '.join(names)}: {why}")
+        text = f"left out: {', '.join(names)}: {why}"
+        if why.startswith(NEEDS_ONE_LAYER):
+            text = f"left out: {', '.join(names)}. {explain_one_layer(network, names)}"
+        print_escaped(text)
+
+
+def explain_one_layer(network: Net, names: Sequence[str]) -> str:
+    """Why a network of several parts has not these diagnostics, and how to train one that has."""
+    from ..networks.stack import Stack
+
+    needs = "They need one recurrent layer"
+    if not isinstance(network, Stack):
+        return f"{needs}, and this network has several parts."
+    flags = ["--no-bidirectional"] if network.layers.bidirectional else []
+    if len(network.layers.by_layer) > 1:
+        flags.append("--layers 1")
+    text = f"{needs}; train with {' '.join(flags)} to see them"
+    is_elman = all(layer.name == "elman" for layer in network.layers)
+    conditions = []
+    if "bounds" in names and not is_elman:
+        conditions.append("bounds with --cell elman alone")
+    if "paths" in names:
+        conditions.append("paths with --cell elman --activation relu alone")
+    return f"{text} ({', '.join(conditions)})." if conditions else f"{text}."
 
 
 def load_run_network(run: Path) -> Subject:

@@ -352,10 +352,26 @@ def config_from_command(
 
     merged = {name: dict(section) for name, section in flags.items()}
     if task is not None:
+        refuse_path(task)
         merged.setdefault("task", {})["name"] = task
     if file is None:
         return resolve(None, merged)
     return resolve(settings.load(file), merged)
+
+
+def refuse_path(text: str) -> None:
+    """Refuse a file or a folder in the place of a built-in task; names of tasks are no paths."""
+    name = escape_controls(text, lines=False)
+    if Path(text).is_file():
+        raise ConfigError(f"{name} is a file, not a built-in task: pass it with --train {name}")
+    if not any(sign in text for sign in (".", "/", os.sep)):
+        return
+    if not Path(text).exists():
+        raise StorageError(
+            f"{name} does not exist. Name a folder or a file that does, or a built-in task "
+            "(`coadjoint tasks` lists them)."
+        )
+    raise ConfigError(f"{name} is not a built-in task: `coadjoint tasks` lists them.")
 
 
 def read_run_config(folder: Path) -> Config:

@@ -15,14 +15,17 @@ FORCE = typer.Option(False, "--force", help="replace files that exist")
 
 
 def check_inputs(run: Path, data: Path | None = None) -> None:
-    """Refuse a run without weights, and data that do not exist, before any output is refused.
+    """Refuse a run without a model, and data that do not exist, before any output is refused.
 
-    Both are read, and refused for what they hold, only afterwards.
+    They are read, and refused for what they hold, only afterwards.
     """
     from ..tasks.files.source import suggest_name
+    from ..training import schemas
     from ..training.predict import find_weights
 
-    find_weights(run)
+    weights = find_weights(run)
+    if isinstance(weights, Path):
+        schemas.read_header(weights)
     if data is not None and not data.exists():
         raise DataError(f"{one_line(data, 4096)} does not exist{suggest_name(data)}")
 

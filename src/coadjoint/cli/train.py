@@ -179,8 +179,6 @@ def train(
     The run folder holds metrics, checkpoints, the model and a report.
     A run that was stopped, or crashed, can be resumed.
     """
-    if task is not None and Path(task).is_file():
-        raise ConfigError(f"{task} is a file, not a built-in task: pass it with --train {task}")
     if go_on and out is None:
         raise ConfigError("--continue needs --out: it resumes the run in that folder.")
     with joined_processes() as processes:

@@ -21,6 +21,8 @@ from .charts import Array, Chart, Figure
 LN2 = math.log(2)
 DECADE = math.log(10)
 
+NEEDS_ONE_LAYER = "defined for one recurrent layer, but this network has several parts"
+
 
 class Finding(Protocol):
     """What a diagnostic returns: a frozen dataclass of arrays."""
@@ -51,8 +53,7 @@ def require_one_layer(e: Evaluation, what: str) -> Network:
     if e.network.as_chain is not None:
         raise Unsupported(f"{what}: defined for one recurrent layer, and a chain has none.")
     raise Unsupported(
-        f"{what}: defined for one recurrent layer, but this network has several parts. Use "
-        "co.Network."
+        f"{what}: {NEEDS_ONE_LAYER}. Use co.Network; in a run, --layers 1 and --no-bidirectional."
     )
 
 
