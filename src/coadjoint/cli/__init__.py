@@ -8,7 +8,8 @@ schema               the sections of settings, whose fields are the flags and ke
                      in training/network_section)
 task_section         its section on built-in tasks
 flags                settings from flags and files, and lines about invalid ones
-outputs              files that a command writes, and --force
+outputs              files that a command reads and writes, and --force
+interruption         Ctrl-C before the first step
 key_types            the types of settings, in words
 build, build_online  from settings to objects, by the `make` of each package
 build_task           the task of settings: a built-in one, or the user's own data
@@ -33,6 +34,7 @@ benchmark            bench
 compared_runs        a comparison: laid out, run and collected
 words                the settings of its rows as words
 existing_runs        a comparison of runs that exist already
+common_settings      what its runs have in common
 pool                 where its runs are trained: here, many at a time, or elsewhere
 cluster              on the workers of a Dask scheduler
 cluster_worker       what such a worker does

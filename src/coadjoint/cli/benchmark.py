@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional
 import typer
 
 from ..errors import ConfigError
-from .program import app, fail, print_escaped, print_table, with_examples
+from .program import INTERRUPTED, app, fail, print_escaped, print_table, with_examples
 from .progress import ProgressReporter
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def bench(
         files.replace(json, result.json())
     # The figures so far are kept, but an incomplete table never replaces a section of a page.
     if result.interrupted:
-        fail("interrupted.", 130)
+        fail("interrupted.", INTERRUPTED)
     if write is not None:
         tables.write_section(write, result)
 

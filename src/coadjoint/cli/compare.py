@@ -13,6 +13,7 @@ import typer
 from ..errors import ConfigError
 from . import flags as setting_flags
 from .flags import KeyValues, SectionValues, config_from_command, with_setting_flags
+from .interruption import told_when_interrupted
 from .program import (
     CONFIG,
     ON,
@@ -109,7 +110,8 @@ def compare(
     if go_on and out is None:
         raise ConfigError("--continue needs --out, the folder of the comparison.")
     folder = out or next_free_folder(comparison_name(what))
-    with Where(on, tls_ca_file, tls_cert, tls_key).pool(folder, jobs) as pool:
+    place = Where(on, tls_ca_file, tls_cert, tls_key)
+    with told_when_interrupted(folder), place.pool(folder, jobs) as pool:
         lines = compared_runs.lay_out(
             base,
             rows,

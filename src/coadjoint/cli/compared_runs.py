@@ -371,7 +371,7 @@ def run_all(
                 )
                 for future in [future for future in under_way if future.done()]:
                     row, run = under_way.pop(future)
-                    run["error"] = pool.complaint(future)
+                    run["error"] = None if signals else pool.complaint(future)
                     record_outcome(folder / run["folder"], run, row["metric"])
                     reporter.end(folder / run["folder"], describe_end(run))
                 if is_over(pool, signals):

@@ -105,7 +105,10 @@ def record_outcome(run: Path, entry: KeyValues, metric: str) -> None:
         entry["metric"] = finite_metric(metrics[split], metric)
     if split == "valid" and "test" in metrics:
         entry["test"] = finite_metric(metrics["test"], metric)
-    entry["error"] = result.get("reason") or entry["error"]
+    if result["status"] == "interrupted":  # by a signal, whose name tells nothing here
+        entry["error"] = None
+    else:
+        entry["error"] = result.get("reason") or entry["error"]
 
 
 def finite_metric(values: KeyValues, metric: str) -> float | None:
@@ -122,6 +125,8 @@ def describe_end(entry: KeyValues) -> str:
     how = str(entry["status"])
     if entry["error"]:
         how += f": {entry['error']}"
+    elif how == "waiting":
+        how = "interrupted before its first step"
     elif entry["steps"] is not None:
         how += f" at step {entry['steps']:,} ({entry['seconds']:.0f} s)"
     on_one_line = " ".join(how.split())  # an error may have several

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 import typer
@@ -33,6 +37,7 @@ from ..errors import (
 from ..training import launched
 
 Command = TypeVar("Command", bound=Callable[..., None])
+INTERRUPTED = 130  # the exit code after Ctrl-C, as if ended by SIGINT: 128 + 2
 PATIENCE = 10.0  # seconds that a process of torchrun waits for rank 0 to print an error
 
 
@@ -209,10 +214,49 @@ def print_table(heads: list[str], rows: list[list[str]]) -> None:
             print("  ".join(padded).rstrip())
 
 
+class CtrlC(KeyboardInterrupt):
+    """Ctrl-C before a run catches signals itself.
+
+    Python ends a program by the signal, whatever its exit code, once a plain KeyboardInterrupt has
+    left code that was evaluated, as libraries do while they are imported.
+    """
+
+
+@contextlib.contextmanager
+def noting_interruption() -> Iterator[list[int]]:
+    """Inside, Ctrl-C raises CtrlC, and is noted in the list that is yielded.
+
+    A library that it reaches while it is being imported may raise another error in its place.
+    """
+    caught: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        raise CtrlC
+
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_usual or threading.current_thread() is not threading.main_thread():
+        yield caught  # ignored, or of use to somebody else
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main() -> None:
     """Run the program. An error is one line on stderr, and each kind has its exit code."""
+    with noting_interruption() as caught:
+        run_app(caught)
+
+
+def run_app(caught: Sequence[int]) -> None:
+    """Do what `main` does; caught: whether Ctrl-C came, see `noting_interruption`."""
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # typer takes Ctrl-C for itself, and says nothing
+            fail_interrupted()
         sys.exit(code if isinstance(code, int) else 0)
     except typer.Exit as end:
         sys.exit(end.exit_code)
@@ -226,9 +270,7 @@ def main() -> None:
             raise
         fail_once(name_option(error), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        if launched.rank() > 0:  # rank 0 is interrupted, too, and says so
-            sys.exit(130)
-        fail("interrupted.", 130)  # as if ended by SIGINT: 128 + 2
+        fail_interrupted()
     except BrokenPipeError:
         # Python writes to stdout once more as it ends; that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -236,6 +278,8 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("COADJOINT_DEBUG"):
             raise
+        if caught:
+            fail_interrupted()
         if is_out_of_memory(error):
             advice = "Lower --hidden, --batch or --length."
             if sys.argv[1:2] and sys.argv[1] in READING_COMMANDS:
@@ -306,6 +350,13 @@ def warn(message: str) -> None:
     print(escape_controls(f"coadjoint: warning: {message}"), file=sys.stderr)
 
 
+def fail_interrupted(message: str = "Interrupted.") -> NoReturn:
+    """Say on stderr that Ctrl-C ended the program, and exit."""
+    if launched.rank() > 0:  # rank 0 is interrupted, too, and says so
+        sys.exit(INTERRUPTED)
+    fail(message, INTERRUPTED)
+
+
 def fail_once(message: str, code: int) -> NoReturn:
     """As `fail`, but of the processes of torchrun rank 0 alone prints what all of them meet.
 
@@ -322,6 +373,6 @@ def fail_once(message: str, code: int) -> NoReturn:
 
 def fail(message: str, code: int) -> NoReturn:
     """Print an error to stderr and exit. Code 75: the run was saved and can be resumed."""
-    kind = "" if code == 75 else "error: "
+    kind = "" if code in (75, INTERRUPTED) else "error: "
     print(escape_controls(f"coadjoint: {kind}{hide_passwords(message)}"), file=sys.stderr)
     sys.exit(code)

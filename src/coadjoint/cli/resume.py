@@ -14,6 +14,7 @@ from ..training import launched
 from . import build
 from . import flags as setting_flags
 from .compare import HERE, Where, run_comparison
+from .interruption import told_when_interrupted
 from .online import resume_stream
 from .program import (
     ON,
@@ -87,7 +88,7 @@ def resume(
     if os.path.lexists(run / "online.json"):
         resume_stream(run, steps, fallback, quiet)
         return
-    with joined_processes() as processes:
+    with told_when_interrupted(run), joined_processes() as processes:
         with processes.together():
             is_forced = processes.leads and refuse_if_pruned(run, force)
         resume_run(run, processes, quiet, steps, fallback, is_forced)

@@ -19,6 +19,7 @@ from . import build
 from . import flags as setting_flags
 from .baselines import print_baselines
 from .flags import SectionValues, config_from_command, with_setting_flags
+from .interruption import told_when_interrupted
 from .past import stand_where_it_began
 from .program import (
     CONFIG,
@@ -181,7 +182,7 @@ def train(
     """
     if go_on and out is None:
         raise ConfigError("--continue needs --out: it resumes the run in that folder.")
-    with joined_processes() as processes:
+    with told_when_interrupted(out), joined_processes() as processes:
         asked = config_from_command(task, config, flags)
         has_begun = go_on and out is not None and os.path.lexists(out / "config.yaml")
         if out is not None and processes.word(has_begun):
@@ -205,7 +206,7 @@ def begin_run(asked: Config, out: Path | None, processes: Processes, quiet: bool
         job = build.build(asked)
     name = job.config.task.name or table_stem(str(job.config.data.train))
     place = processes.word(out or next_free_folder(name))
-    with contextlib.ExitStack() as stack:
+    with told_when_interrupted(place), contextlib.ExitStack() as stack:
         folder = RunFolder(place, settings_writer(job))
         with processes.together():
             if processes.leads:
