@@ -308,6 +308,37 @@ def test_labels_of_rules_and_colour_bars_do_not_touch_others(browser, pages, nam
     )
 
 
+@pytest.mark.parametrize("screen", ["desk", "small phone"])
+@pytest.mark.parametrize("name", ["compare", "tasks", "run"])
+def test_no_curve_crosses_the_label_of_a_rule(browser, pages, name, screen):
+    """A label stands where no curve is, or on a ground that covers them."""
+    browser.open(pages[name], **SCREENS[screen])
+    found = browser.ask(
+        "[...document.querySelectorAll('figure[data-kind=lines] .plot > svg')].flatMap(s => "
+        "[...s.querySelectorAll('line.ruled ~ text.rule')].map(t => { const b = t.getBBox(); "
+        "const crossed = [...s.querySelectorAll('path.trace')].some(p => { const n = "
+        "p.getTotalLength(); for (let d = 0; d < n; d += 2) { const q = p.getPointAtLength(d); "
+        "if (q.x > b.x && q.x < b.x + b.width && q.y > b.y + 2 && q.y < b.y + b.height - 2) "
+        "return true; } return false; }); const g = t.previousElementSibling; const on = "
+        "g.classList.contains('ground') && +g.getAttribute('x') <= b.x && "
+        "+g.getAttribute('x') + +g.getAttribute('width') >= b.x + b.width; "
+        "return [t.textContent, !crossed || on]; }))"
+    )
+    assert found or name == "tasks"
+    assert [text for text, is_clear in found if not is_clear] == []
+
+
+def test_stairs_that_coincide_show_beside_each_other(browser, pages):
+    browser.open(pages["compare"])
+    widths = browser.ask(
+        "[...document.querySelectorAll('#figure-share .plot path.trace')].map(p => "
+        "parseFloat(getComputedStyle(p).strokeWidth))"
+    )
+    assert len(widths) > 1
+    assert all(below >= above + 1 for below, above in itertools.pairwise(widths))
+    assert widths[-1] == pytest.approx(1.9)
+
+
 def place(browser, figure, across=0.5, down=0.5):
     """A point of a figure's plot, scrolled into view."""
     find = f"document.querySelector('#figure-{figure} .plot > svg')"

@@ -156,7 +156,9 @@
       const edge = (side) => band.x.map((v, k) => `${x.at(v).toFixed(1)},${y.at(side[k]).toFixed(1)}`);
       svg("polygon", { class: `band f${band.colour}`, points: [...edge(band.low), ...edge(band.high).reverse()].join(" ") }, root);
     }
-    for (const s of seen) {
+    // Stairs often coincide: those below are wider, so that a border of each shows beside those above.
+    const wider = Math.min(2.4, 10 / Math.max(1, seen.length - 1));
+    for (const [order, s] of seen.entries()) {
       let path = "", pen = false, alone = [];
       s.y.forEach((v, k) => {
         if (v === null) { pen = false; return; }
@@ -165,7 +167,8 @@
         if (!pen && (k + 1 === s.y.length || s.y[k + 1] === null)) alone.push([px, py]);
         pen = true;
       });
-      svg("path", { d: path, class: `trace s${s.colour % COLOURS}${s.faint ? " faint" : ""}${many ? " many" : ""}${s.colour >= COLOURS ? " dashed" : ""}` }, root);
+      const trace = svg("path", { d: path, class: `trace s${s.colour % COLOURS}${s.faint ? " faint" : ""}${many ? " many" : ""}${s.colour >= COLOURS ? " dashed" : ""}` }, root);
+      if (figure.stairs) { trace.style.strokeWidth = 1.9 + wider * (seen.length - 1 - order); trace.style.strokeLinecap = "butt"; }
       for (const [px, py] of alone) symbol(root, s.colour, px, py, s.faint ? 2 : 3);
       if (!many && !figure.stairs && s.x.length <= 40) s.y.forEach((v, k) => v !== null && symbol(root, s.colour, x.at(s.x[k]), y.at(v), 2.6));
     }
@@ -174,8 +177,10 @@
       const at = y.at(rule.y);
       svg("line", { class: "ruled", x1: box.left, x2: box.right, y1: at, y2: at }, root);
       const label = fitted(svg("text", { class: "rule" }, root), rule.label, box.right - box.left - 14), wide = label.getComputedTextLength() + 8;
-      // The corner of the line where the label hides the least of the curves: the first one if all are alike.
-      const spots = [box.left + 6, box.right - wide].flatMap((px) => [at - 7, at + 16].map((py) => [px, py])).filter(([, py]) => py > box.top + 8 && py < box.bottom - 2);
+      // The place along the line where the label hides the least of the curves: the first one if all are alike, the corners before others.
+      const leftmost = box.left + 6, rightmost = box.right - wide;
+      const places = [0, 1, 0.25, 0.5, 0.75].map((share) => leftmost + share * (rightmost - leftmost));
+      const spots = places.flatMap((px) => [at - 7, at + 16].map((py) => [px, py])).filter(([, py]) => py > box.top + 8 && py < box.bottom - 2);
       const covered = ([px, py]) => seen.reduce((n, s) => n + s.y.filter((v, k) => {
         const from = s.y[k - 1] ?? v, left = x.at(s.x[k - 1] ?? s.x[k]), [top, low] = [y.at(v), y.at(from)].sort((a, b) => a - b);
         return v !== null && x.at(s.x[k]) > px - 6 && left < px + wide && low > py - 14 && top < py + 6;
@@ -183,6 +188,8 @@
       const [px, py] = spots.reduce((best, spot) => (covered(spot) < covered(best) ? spot : best));
       label.setAttribute("x", px);
       label.setAttribute("y", py);
+      // Where curves are everywhere, a ground keeps them from crossing the words.
+      if (covered([px, py])) label.before(svg("rect", { class: "ground", x: px - 4, y: py - 12, width: wide, height: 16 }));
     }
     for (const [k, mark] of (figure.marks || []).entries()) {
       const at = x.at(mark.x);
