@@ -32,6 +32,18 @@ class Budget(NamedTuple):
         return min(1.0, self.used() / self.limit)
 
 
+LimitAndUsed = tuple[float | None, Callable[[], float]]  # None: no limit
+
+
+def budgets_given(gradients: LimitAndUsed, seconds: LimitAndUsed) -> list[Budget]:
+    """The budgets of gradients and of seconds that have a limit."""
+    budgets = []
+    for (limit, used), is_time in ((gradients, False), (seconds, True)):
+        if limit is not None:
+            budgets.append(Budget(limit, used, is_time))
+    return budgets
+
+
 class Pace:
     """Takes the time of steps and of validations apart, from the end of the first step on.
 

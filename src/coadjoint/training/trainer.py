@@ -26,7 +26,7 @@ from .held_out import write_held_out
 from .json_types import JsonObject, Row
 from .layer_names import name_layers
 from .matching import refuse_if_mismatched
-from .pace import Budget
+from .pace import Budget, budgets_given
 from .plan import TrainingPlan
 from .progress import Progress, Result, summarise_distances
 from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_part
@@ -132,12 +132,10 @@ class Training:
     @cached_property
     def budgets(self) -> list[Budget]:
         """The budgets that were given."""
-        budgets = []
-        if self.plan.gradients is not None:
-            budgets.append(Budget(self.plan.gradients, lambda: self.progress.work))
-        if self.plan.seconds is not None:
-            budgets.append(Budget(self.plan.seconds, self.elapsed, is_time=True))
-        return budgets
+        return budgets_given(
+            gradients=(self.plan.gradients, lambda: self.progress.work),
+            seconds=(self.plan.seconds, self.elapsed),
+        )
 
     def elapsed(self) -> float:
         """Seconds of training so far, including those before a resume."""
