@@ -95,6 +95,11 @@ def test_help_of_a_command_fits_a_terminal(coadjoint, command):
     assert max(map(len, out.splitlines())) <= 80
 
 
+def test_the_help_says_what_a_limit_is_and_what_is_required(coadjoint):
+    assert "at most this many" in " ".join(coadjoint("explain", "--help")[1].split())
+    assert "(required)" in coadjoint("export", "--help")[1]
+
+
 def test_the_program_alone_prints_its_help_and_nothing_else(coadjoint):
     code, out, err = coadjoint()
     assert (code, err) == (2, "")

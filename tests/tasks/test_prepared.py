@@ -102,6 +102,19 @@ def test_gaps_are_dealt_with_as_in_a_table(tmp_path, missing):
     assert_same(Data.read(path, irregular=irregular, **given), Data.read(out))
 
 
+def test_rows_that_a_set_lacks_are_told(tmp_path):
+    path = put(tmp_path, "d.csv", table(gaps={(0, 3)}))
+    given = {"kind": "classify", "missing": "drop"}
+    with pytest.raises(DataError, match="--missing drop left out 1 row, which may make gaps"):
+        prepared(tmp_path, path, **given)
+    out = prepared(tmp_path, path, name="e.co", irregular="allow", **given)
+    notes = json.loads((out / "description.json").read_text())["notes"]
+    assert "1 row without a value left out" in notes
+    path = put(tmp_path, "f.csv", table(gaps={(0, 0)}))
+    with pytest.raises(DataError, match="and sequence 's0' has none before it"):
+        prepared(tmp_path, path, name="f.co", kind="classify", missing="ffill")
+
+
 @pytest.mark.usefixtures("rows_per_chunk")
 def test_words_have_the_same_inputs(tmp_path):
     path = put(tmp_path, "d.csv", table(words=True))
