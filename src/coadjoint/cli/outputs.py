@@ -20,12 +20,11 @@ def check_inputs(run: Path, data: Path | None = None) -> None:
     They are read, and refused for what they hold, only afterwards.
     """
     from ..tasks.files.source import suggest_name
-    from ..training import schemas
-    from ..training.predict import find_weights
+    from ..training import predict, schemas
 
-    weights = find_weights(run)
+    weights = predict.find_weights(run)
     if isinstance(weights, Path):
-        schemas.read_header(weights)
+        predict.open_network(weights, schemas.read_header(weights), None)
     if data is not None and not data.exists():
         raise DataError(f"{one_line(data, 4096)} does not exist{suggest_name(data)}")
 
