@@ -124,11 +124,17 @@ def test_wrong_wishes_are_refused_in_one_line(model, given, message):
     assert "\n" not in str(raised.value)
 
 
+def stand_in_for_a_run(monkeypatch, model):
+    """Let the command line find this model in any folder."""
+    monkeypatch.setattr("coadjoint.cli.sample.check_inputs", lambda run: None)
+    monkeypatch.setattr("coadjoint.models.model.load", lambda run, warn: model)
+
+
 @pytest.mark.parametrize(
     "words", ["--top-p 2", "--top-p=0", "--top-k 0", "--temperature -1", "--length 0", "--seed -1"]
 )
 def test_messages_name_the_option_that_was_given(model, coadjoint, monkeypatch, words):
-    monkeypatch.setattr("coadjoint.models.model.load", lambda run, warn: model)
+    stand_in_for_a_run(monkeypatch, model)
     code, _, err = coadjoint("sample", "run", *words.split())
     assert code == 2
     option = words.replace("=", " ").split()[0]
@@ -228,7 +234,7 @@ def test_a_network_that_reads_the_next_symbol_is_not_trained_to_predict_it(tmp_p
 
 
 def test_a_file_is_replaced_with_force_alone(model, tmp_path, coadjoint, monkeypatch):
-    monkeypatch.setattr("coadjoint.models.model.load", lambda run, warn: model)
+    stand_in_for_a_run(monkeypatch, model)
     out = tmp_path / "s.txt"
     out.write_text("mine", encoding="utf-8")
     words = ("sample", "run", "--length", "3", "--out", str(out))

@@ -287,13 +287,13 @@ def test_products_over_rows_are_compiled(step, blocks, short, monkeypatch):
 
     monkeypatch.setattr(chunks, "COMPILED_FROM", 0)
     monkeypatch.setattr(products, "WORTH_FROM", 0)
-    for name in ("affine_rows", "add_products"):
+    for name in ("affine_rows", "join_products"):
         monkeypatch.setattr(row_products, name, noting(name, getattr(row_products, name)))
     if blocks == "several blocks":
         monkeypatch.setattr(linearised, "BLOCK_ELEMENTS", 3 * len(LENGTHS) * D)
     net = network(copy.deepcopy(step).double() if isinstance(step, nn.Module) else step)
     assert_same_one_at_a_time(net, monkeypatch)
-    assert called == {"affine_rows", "add_products"}
+    assert called == {"affine_rows", "join_products"}
 
 
 @pytest.mark.parametrize(

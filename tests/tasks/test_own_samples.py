@@ -767,7 +767,7 @@ class TestPrediction:
         check_refusal(lambda: Data.for_prediction(description, new), "values are missing")
         dropped = Data.for_prediction(description, new, missing="drop")
         assert dropped.ids == ["0"]
-        assert "1 samples of" in " ".join(dropped.notes)
+        assert "1 sample of" in " ".join(dropped.notes)
         check_refusal(
             lambda: Data.for_prediction(description, new, missing="ffill"),
             "--missing drop",
