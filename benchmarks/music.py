@@ -53,6 +53,8 @@ FINAL_SEEDS = (10, 11, 12)
 TABLE_EPOCHS = 200
 FASTER_EPOCHS = 60  # of the table's rows with the larger step size
 EPOCHS = {"Piano-midi": 60, "Nottingham": 50, "MuseData": 60, "JSB": 120}
+# Wider plain networks with more dropout, tried last: (units, dropout), with a step size of 1e-3.
+WIDER = {"Piano-midi": ((300, 0.2), (300, 0.3), (400, 0.2), (400, 0.3))}
 # What was best for plain networks where no penalised one had it: two penalties are given it, too.
 BEST_PLAIN: dict[str, dict[str, Any]] = {
     "Piano-midi": {"rate": 1e-3, "dropout": 0.2},
@@ -157,6 +159,8 @@ def tuning_runs() -> list[Run]:
         if is_small:
             runs += [replace(run, dropout=dropout) for run in penalised[1:]]
             runs.append(replace(base, rate=1e-3, dropout=dropout))
+        for units, share in WIDER.get(data, ()):
+            runs.append(replace(base, units=units, rate=1e-3, dropout=share))
         if data in BEST_PLAIN:
             as_plain = BEST_PLAIN[data]
             runs += [replace(run, **as_plain) for run in (penalised[0], penalised[3])]
