@@ -6,7 +6,7 @@ import torch
 
 import coadjoint as co
 from coadjoint.errors import InputError, Unsupported
-from coadjoint.models.attribution import Differentiator, Quantity, attribute
+from coadjoint.models.attribution import Differentiator, Quantity, attribute, entries_of_sample
 
 
 def plain_elman(net, u, length):
@@ -196,3 +196,18 @@ def test_an_output_that_does_not_change():
     found = attribute(Differentiator(net), co.Batch(u), u.double(), quantity)
     assert (found.entries == 0).all()
     assert (found.relative_gap == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "entries"),
+    [
+        # 3 gates of 64 units for W and R in both directions, and 2 outputs, at each of 60 steps
+        (co.Network("gru", inputs=1, hidden=64, outputs=2), (60, 5, 1), 60 * (2 * 192 + 2)),
+        (co.Network("elman", inputs=500, hidden=4, outputs=2), (7, 5, 500), 7 * 500),
+        (co.Chain(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten()), (5, 3, 6, 6), 36 * 8),
+        (co.Chain(torch.nn.Linear(9, 2)), (5, 9), 9),
+    ],
+    ids=["states", "inputs", "pixels", "samples"],
+)
+def test_as_many_points_run_at_once_as_their_states_allow(net, shape, entries):
+    assert entries_of_sample(net, torch.zeros(shape)) == entries

@@ -52,6 +52,39 @@ def test_sizes_no_longer_asked_for_are_dropped():
     assert set(memory._storages) == {4 * 512 * 512}
 
 
+def test_ever_other_sizes_do_not_fill_the_memory(monkeypatch):
+    """Idle arrays are dropped beyond twice what was in use, those requested last are kept."""
+    monkeypatch.setattr(memory, "IDLE", 1 << 22)
+    held = memory.empty((1024, 1024), torch.ones(1))  # 4 MiB
+    address = held.data_ptr()
+    for rows in range(1025, 1125):
+        last = memory.empty((rows, 1024), torch.ones(1)).data_ptr()
+        kept = sum(size * len(storages) for size, storages in memory._storages.items())
+        assert kept < 8 << 22  # 4 MiB held, 4 of the present array, twice as much idle, and one
+    assert memory.empty((1124, 1024), torch.ones(1)).data_ptr() == last
+    assert held.data_ptr() == address
+    again = memory.empty((1024, 1024), torch.ones(1))
+    assert again.data_ptr() != address
+
+
+def test_sizes_that_come_again_and_again_are_kept(monkeypatch):
+    """A step of training requests the same sizes each time, more idle ones than are in use."""
+    monkeypatch.setattr(memory, "IDLE", 1 << 20)
+    sizes = [(rows, 1024) for rows in (1024, 1100, 1200, 1300)]
+
+    def step():
+        first = memory.empty(sizes[0], torch.ones(1))
+        second = memory.empty(sizes[1], torch.ones(1))
+        places = [first.data_ptr(), second.data_ptr()]
+        del first
+        places += [memory.empty(size, torch.ones(1)).data_ptr() for size in sizes[2:]]
+        return places
+
+    step()
+    places = step()
+    assert all(step() == places for _ in range(3))
+
+
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
 def test_training_does_not_grow(cell):
     """No sweep leaves an array behind: the number of storages settles after the first step, without

@@ -12,6 +12,7 @@ gradients are complete: their sum is q(u) - q(u') but for the error of that sum,
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -32,7 +33,7 @@ GAUSS = np.polynomial.legendre.leggauss(NODES)  # places and weights on -1..1
 MOST_NODES = 4096  # points of one sample after which panels are no longer halved
 LEAST_WIDTH = 2.0**-40  # of a panel
 GAP_SHARE = 1 / 64  # of the tolerance, that one panel may take
-ENTRIES_AT_ONCE = 1 << 21  # of the inputs that run at the same time
+ENTRIES_AT_ONCE = 1 << 23  # of inputs or states that are computed at the same time
 
 
 class Quantity(NamedTuple):
@@ -247,6 +248,20 @@ class Panels(NamedTuple):
         return self.left[:, None] + (self.right - self.left)[:, None] * within
 
 
+def entries_of_sample(net: Net, u: Tensor) -> int:
+    """About how many numbers a run of the network holds for one sample of u, for each array.
+
+    Those of the inputs, or of what matrices compute at each step or pixel, whichever are more.
+    """
+    sample_shape = list(u.shape)
+    samples = sample_shape.pop(net.sample_axis)
+    inputs = u.numel() // max(1, samples)
+    # A step of a sequence [T, inputs], or a pixel of an image [channels, ...].
+    places = sample_shape[0] if net.sample_axis == 1 else math.prod(sample_shape[1:])
+    computed = sum(p.shape[0] for p in net.parameters() if p.dim() >= 2)
+    return max(1, inputs, places * computed)
+
+
 class Way:
     """The straight ways from the baselines of some samples to their inputs."""
 
@@ -260,7 +275,7 @@ class Way:
         self.baseline = baseline
         self.change = batch.u - baseline
         self.quantity = quantity
-        entries = max(1, batch.u.numel() // max(1, batch.u.shape[self.axis]))
+        entries = entries_of_sample(differentiator.net, batch.u)
         self.panels_at_once = max(1, ENTRIES_AT_ONCE // entries // NODES)
 
     def points(self, sample: Tensor, place: Tensor) -> tuple[Batch, Quantity]:

@@ -1,7 +1,8 @@
 """Large arrays are used again: a fresh one costs page faults, which take longer than filling it.
 
 A storage is handed out again when nobody else holds it: no tensor, no view, no graph. Sizes that
-are no longer requested are dropped; `release()` frees the rest.
+are no longer requested are dropped, and so are idle storages beyond twice the bytes that were ever
+in use: batches of ever other sizes would fill the memory with them. `release()` frees the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from .torch_internals import holder_count
 
 SMALL = 1 << 17  # bytes below which the allocator itself is quick
 STALE = 200  # requests after which a size counts as no longer in use
+IDLE = 256 << 20  # bytes of idle storages that are kept in any case
 _storages: dict[int, list[UntypedStorage]] = {}  # by size in bytes
 _last_request: dict[int, int] = {}  # by size: the number of the latest request for it
+_most_in_use = 0  # bytes at a time, as far as it was counted
 _request_numbers = itertools.count()
 _lock = threading.Lock()
 
@@ -55,13 +58,38 @@ def _find_storage(size: int) -> UntypedStorage:
     for stale_size in stale_sizes:
         del _storages[stale_size]
         del _last_request[stale_size]
+    _drop_idle(size)
     storage = UntypedStorage(size)
     storages.append(storage)
     return storage
 
 
+def _drop_idle(new: int) -> None:
+    """Before `new` bytes are added: drop idle storages if they are many beside those in use.
+
+    The sizes that were requested last are kept.
+    """
+    global _most_in_use
+    kept = sum(size * len(storages) for size, storages in _storages.items())
+    if kept <= IDLE:
+        return
+    idle = {}  # bytes, by size
+    for size, storages in _storages.items():
+        idle[size] = size * sum(holder_count(storage) == 1 for storage in storages)
+    idle_bytes = sum(idle.values())
+    _most_in_use = max(_most_in_use, kept - idle_bytes + new)
+    excess = idle_bytes - max(IDLE, 2 * _most_in_use)
+    for size in sorted(filter(idle.get, idle), key=_last_request.__getitem__):
+        if excess <= 0:
+            return
+        _storages[size] = [storage for storage in _storages[size] if holder_count(storage) > 1]
+        excess -= idle[size]
+
+
 def release() -> None:
     """Free the memory that is kept for the next sweep."""
+    global _most_in_use
     with _lock:
         _storages.clear()
         _last_request.clear()
+        _most_in_use = 0
