@@ -93,3 +93,17 @@ def test_the_forecast_beats_the_seasonal_naive(tmp_path):
     network, naive = (float(found.overall(name)[0][0]) for name in ("network", "seasonal naive"))
     assert network < naive
     assert 0.75 < float(found.coverage.mean()) <= 1
+
+
+def test_the_model_is_looked_at_before_an_output_that_exists(tmp_path, monkeypatch):
+    """A run that cannot forecast is named, and not the file that a forecast would replace."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"s{i},{t},{np.sin(i + t):.3f},{'ab'[i % 2]}" for i in range(20) for t in range(6)]
+    (tmp_path / "d.csv").write_text("\n".join(["id,time,x,label", *rows]) + "\n")
+    words = ("train", "--train", "d.csv", "--hidden", 4, "--steps", 4, "--out", "run", "--quiet")
+    assert run(*words).exit_code == 0
+    (tmp_path / "forecast.csv").write_text("mine")
+    result = run("forecast", "run", "d.csv")
+    assert result.exit_code != 0
+    assert "of kind 'classify'" in str(result.exception)
+    assert (tmp_path / "forecast.csv").read_text() == "mine"

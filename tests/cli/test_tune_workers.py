@@ -273,6 +273,10 @@ def test_the_same_line_adds_a_worker(here, coadjoint):
     assert ", pid " in out
     assert "best settings:\n  coadjoint train temporal-order --length 10" in out
     assert coadjoint("tune", "--show", "runs/s")[1] == out
+    code, out, _ = coadjoint(*words, "--trials", "5")
+    assert code == 0
+    assert "at most 3 trials; joining folder runs/s" in out
+    assert "for more trials: coadjoint resume runs/s --trials 5" in out
     # Other settings under the same name are refused, and so is a lost record.
     code, _, err = coadjoint(*words, "--batch", "5")
     assert (code, err.count("\n")) == (4, 1)

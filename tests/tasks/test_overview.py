@@ -147,3 +147,12 @@ def test_held_out_files_have_lines_of_their_own(tmp_path):
     text = Data.read(train, test=test, split=(1, 0, 0)).summary()
     assert "train     w.csv: 43 rows" in text
     assert "test      v.csv: 2 rows in 1 sequence of 2 steps" in text
+
+
+def test_a_column_that_is_predicted_alone_is_named(tmp_path):
+    rows = [f"{t},{t % 5},{t % 3}" for t in range(60)]
+    (tmp_path / "d.csv").write_text("\n".join(["time,sales,price", *rows]) + "\n")
+    options = {"kind": "next", "time": "time", "target": ("sales",), "split": (1, 0, 0)}
+    text = Data.read(tmp_path / "d.csv", **options).summary()
+    assert "the next step of sales" in text
+    assert "every feature" not in text

@@ -73,6 +73,7 @@ def forecast(
     Each step is fed back to predict the one after it, from the state at the last row of DATA.
     """
     from ..models import load
+    from ..models.continuing import check_network
     from ..models.forecast_page import write_forecast_page
     from ..training.prediction_files import check_output_name, refuse_source, write_table
 
@@ -88,9 +89,10 @@ def forecast(
     path = out.with_name(f"{out.name.partition('.')[0] or out.name}.html") if page else None
     check_inputs(run, data)
     check_numbers(steps, level, rolling, season)
+    model = load(run, warn=warn)
+    check_network(model.network, model.description)
     check_outputs({"--out": out, "--page": path}, force)
     reading = given_values(resolve(None, flags).data)
-    model = load(run, warn=warn)
     found = model.forecast(data, steps, level, seed=seed, **reading)
     errors = None
     if rolling is not None:

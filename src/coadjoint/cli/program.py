@@ -302,7 +302,7 @@ def explain_usage_error(error: typer.BadParameter) -> str:
     known = []
     for parameter in error.ctx.command.get_params(error.ctx):
         known += [option for option in parameter.opts if option.startswith("--")]
-    near = name_elsewhere(given, known) or nearest(given, known, 0.6)
+    near = name_elsewhere(given, known) or nearest(given, known, 0.7)
     hint = f" Did you mean {near}?" if near else ""
     if not near:
         words = ["coadjoint", error.ctx.info_name] if error.ctx.parent else ["coadjoint"]

@@ -135,6 +135,8 @@ def tune(
         how = "joining " if joined else ""
         print_escaped(f"search: {'  '.join(dimension.text() for dimension in space)}")
         print_escaped(f"goal: {goal.label}; at most {begun['trials']} trials; {how}folder {folder}")
+        if trials > begun["trials"]:
+            print_escaped(f"for more trials: coadjoint resume {folder} --trials {trials}")
     run_study(folder, jobs, quiet, place, minutes)
 
 

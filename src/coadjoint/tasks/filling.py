@@ -81,7 +81,7 @@ def fill_for_prediction(sheet: Sheet, missing: str, irregular: str) -> tuple[She
 
 
 def refuse_irregular(sheet: Sheet, rest: Sheet, missing: str, others: str, allowing: str) -> None:
-    """Refuse time steps that are not even, and say so if they are since rows were left out.
+    """Refuse time steps that are not even, and say so if rows that were left out may be the cause.
 
     Args:
         sheet: With all rows.
@@ -98,6 +98,9 @@ def refuse_irregular(sheet: Sheet, rest: Sheet, missing: str, others: str, allow
             which = f"{lost:,} rows that lack a value, which makes gaps"
         left_out = f"--missing {missing} left out {which}"
         advice = f"{left_out}. Pass {others} to keep them, or {allowing}."
+    elif lost:
+        rows = "1 row that lacks a value" if lost == 1 else f"{lost:,} rows that lack a value"
+        advice += f" Some gaps may come from --missing {missing}, which left out {rows}."
     text = rest.describe_uneven_step(advice)
     if text:
         raise DataError(text)

@@ -146,10 +146,9 @@ class Overview:
         """What is predicted, and the classes with their counts."""
         names = shorten(self.predicted)
         if self.kind == "next":
-            which = "every feature"
-            if len(self.predicted) < len(self.features):
-                which = "every feature that is a number"
-            return [("predicts", f"the next step of {which}: {names}")]
+            is_all = len(self.predicted) == len(self.features)
+            which = f"every feature: {names}" if is_all else names
+            return [("predicts", f"the next step of {which}")]
         if self.kind == "reconstruct":
             return [("predicts", "the inputs themselves")]
         where = " at every step" if self.at == "every" else ""
