@@ -2,7 +2,7 @@
 
 A storage is handed out again when nobody else holds it: no tensor, no view, no graph. Sizes that
 are no longer requested are dropped, and so are idle storages beyond twice the bytes that were ever
-in use: batches of ever other sizes would fill the memory with them. `release()` frees the rest.
+in use: batches whose sizes keep changing would fill the memory. `release()` frees the rest.
 """
 
 from __future__ import annotations
