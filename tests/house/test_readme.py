@@ -129,7 +129,7 @@ def test_links_of_a_page_exist(page):
         (["examples/temporal_order.py", "--steps", "20", "--length", "20"], "costates.png"),
         (["benchmarks/memory.py", "elman", "2000", "2", "16", "log-ratio", "auto"], "MB"),
         (
-            ["benchmarks/gpu.py", "--device", "cpu", "--sizes", "4x3x5", "--sections", "own loop"],
+            ["benchmarks/sections.py", "--device", "cpu", "--sizes", "4x3x5", "--sections", "own loop"],
             "| own-loop | gru | 4, 3, 5 |",
         ),
     ],

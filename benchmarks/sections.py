@@ -1,12 +1,13 @@
-"""The benchmark's sections for a GPU, one after the other, within a given time.
+"""The benchmark's sections for a GPU or a CPU, one after the other, within a given time.
 
-    PYTHONPATH=src python benchmarks/gpu.py --seconds 300 --out figures
-    PYTHONPATH=src python benchmarks/gpu.py --sections "own loop" --write benchmarks/RESULTS.md
+    PYTHONPATH=src python benchmarks/sections.py --seconds 300 --out figures
+    PYTHONPATH=src python benchmarks/sections.py --sections "own loop" --write benchmarks/RESULTS.md
+    PYTHONPATH=src python benchmarks/sections.py --device cpu --prefix Intel --write RESULTS.md
 
 Each section is what the `coadjoint bench` that it names would write, but needs torch and numpy
-alone. Kernels are compiled first, by several processes at once: that is not timed. Nothing else may
-run meanwhile, on the CPU either, since a GPU waits for the processor that launches its work. A
-section that is not finished when the time is over is not written.
+alone. A GPU's kernels are compiled first, by several processes at once: that is not timed. Nothing
+else may run meanwhile, on the CPU either, since a GPU waits for the processor that launches its
+work. A section that is not finished when the time is over is not written.
 """
 
 from __future__ import annotations
@@ -32,32 +33,62 @@ NETWORKS = tuple(MODULES)
 LAYERS = tuple(FORMULAS)
 GATED = ("lstm", "gru")
 WIDE = parse_sizes("100x256x512,150x64x768,1000x16x64,64x512x256")
+SMALL = parse_sizes("100x20x50,200x64x128")
 # in the order of their importance, since the time may end
-SECTIONS: dict[str, dict[str, object]] = {
-    "networks": {"rows": ("gradient",), "cells": NETWORKS, "peers": ("torch",), "repeat": 5},
-    "own loop": {"rows": ("own-loop",), "cells": NETWORKS, "peers": (), "repeat": 5},
-    "gradient penalty": {"rows": ("gradient-penalty",), "cells": LAYERS, "peers": ()},
-    "other sizes": {
-        "rows": ("gradient", "own-loop"),
-        "cells": GATED,
-        "peers": ("torch",),
-        "sizes": WIDE,
-        "repeat": 5,
+SECTIONS: dict[str, dict[str, dict[str, object]]] = {
+    "cuda": {
+        "networks": {"rows": ("gradient",), "cells": NETWORKS, "peers": ("torch",), "repeat": 5},
+        "own loop": {"rows": ("own-loop",), "cells": NETWORKS, "peers": (), "repeat": 5},
+        "gradient penalty": {"rows": ("gradient-penalty",), "cells": LAYERS, "peers": ()},
+        "other sizes": {
+            "rows": ("gradient", "own-loop"),
+            "cells": GATED,
+            "peers": ("torch",),
+            "sizes": WIDE,
+            "repeat": 5,
+        },
+        "one step": {"rows": ("one-step",), "cells": LAYERS, "peers": ("torch",)},
+        "training step": {
+            "rows": ("training-step",),
+            "cells": NETWORKS,
+            "peers": (),
+            "repeat": 3,
+        },
+        "modules": {"rows": ("gradient",), "cells": LAYERS, "peers": ("torch",), "repeat": 3},
+        "second derivatives": {
+            "rows": ("gradient",),
+            "cells": LAYERS,
+            "peers": ("autograd",),
+            "repeat": 1,
+        },
+        "loops by hand": {
+            "rows": ("gradient",),
+            "cells": NETWORKS,
+            "peers": ("autograd",),
+            "repeat": 3,
+        },
     },
-    "one step": {"rows": ("one-step",), "cells": LAYERS, "peers": ("torch",)},
-    "training step": {"rows": ("training-step",), "cells": NETWORKS, "peers": (), "repeat": 1},
-    "modules": {"rows": ("gradient",), "cells": LAYERS, "peers": ("torch",), "repeat": 3},
-    "second derivatives": {
-        "rows": ("gradient",),
-        "cells": LAYERS,
-        "peers": ("autograd",),
-        "repeat": 1,
-    },
-    "loops by hand": {
-        "rows": ("gradient",),
-        "cells": NETWORKS,
-        "peers": ("autograd",),
-        "repeat": 3,
+    "cpu": {
+        "networks": {
+            "rows": ("gradient",),
+            "cells": NETWORKS,
+            "peers": ("torch", "jax"),
+            "sizes": SMALL,
+            "repeat": 5,
+        },
+        "rows with a limit": {
+            "rows": ("own-loop", "gradient-penalty", "one-step", "training-step"),
+            "cells": (*NETWORKS, *LAYERS),
+            "peers": ("torch",),
+            "repeat": 5,
+        },
+        "modules": {
+            "rows": ("gradient",),
+            "cells": LAYERS,
+            "peers": ("torch",),
+            "sizes": SMALL,
+            "repeat": 3,
+        },
     },
 }
 SHORT = 12  # steps: kernels depend on samples and units, not on steps
@@ -68,22 +99,26 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=3600.0, help="for everything")
-    parser.add_argument("--sections", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
+    parser.add_argument("--sections", help="some of those of the device; all by default")
     parser.add_argument("--sizes", help="instead of the sections' own: 200x64x128,200x64x512")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="replace sections of a page")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for the figures as JSON")
-    parser.add_argument("--device", default="cuda", help="cuda, or cpu to try this script")
+    parser.add_argument("--device", default="cuda", choices=tuple(SECTIONS))
+    parser.add_argument("--prefix", default="", help="of the sections' names: AMD or Intel, say")
     parser.add_argument("--compile", metavar="CELL", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def options_of(asked: argparse.Namespace) -> dict[str, BenchOptions]:
     """The sections that were asked for, and what each measures."""
+    known = SECTIONS[asked.device]
+    names = list(known) if asked.sections is None else asked.sections.split(",")
     found = {}
-    for name in asked.sections.split(","):
-        if name not in SECTIONS:
-            raise SystemExit(f"there is no section '{name}'; choose from {', '.join(SECTIONS)}.")
-        options = BenchOptions(device=asked.device, section=name, **SECTIONS[name])
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"there is no section '{name}'; choose from {', '.join(known)}.")
+        title = f"{asked.prefix}, {name}" if asked.prefix else name
+        options = BenchOptions(device=asked.device, section=title, **known[name])
         if asked.sizes:
             options = replace(options, sizes=parse_sizes(asked.sizes))
         found[name] = options
@@ -133,7 +168,7 @@ def measure(asked: argparse.Namespace, options: BenchOptions, seconds: float) ->
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     if asked.out is not None:
-        name = options.section.replace(" ", "-")
+        name = options.section.replace(",", "").replace(" ", "-")
         (asked.out / f"{name}.json").write_text(result.json())
     if result.interrupted:
         return False
@@ -163,9 +198,10 @@ def main() -> None:
     if asked.out is not None:
         asked.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGALRM, end_of_time)
-    compile_at_once(asked, sections)
+    if asked.device == "cuda":
+        compile_at_once(asked, sections)
     where = torch.cuda.get_device_name() if asked.device == "cuda" else "CPU"
-    print(f"{where}: kernels compiled in {time.perf_counter() - begin:.0f} s", flush=True)
+    print(f"{where}: ready after {time.perf_counter() - begin:.0f} s", flush=True)
     for name, options in sections.items():
         left = asked.seconds - (time.perf_counter() - begin)
         if left <= 0 or not measure(asked, options, left):
