@@ -77,7 +77,7 @@ struct Barrier {
   }
 };
 struct Warp { Barrier barrier; double lanes[32]; unsigned factors[32][6]; };
-struct Block { Barrier barrier; Warp* warps; unsigned char* memory; };
+struct Block { Barrier barrier; Warp* warps; unsigned char* memory; Barrier* cluster; };
 static thread_local Block* block;
 
 static void __syncthreads() { block->barrier.wait(); }
@@ -129,6 +129,12 @@ static void emulated_multiply(float* sum, const unsigned* a, const unsigned* b) 
   }
   w.barrier.wait();
 }
+// The blocks of a cluster lie side by side, and so do their numbers.
+static void emulated_meeting() { block->cluster->wait(); }
+static void emulated_gift(int rank, void* to, float y) {
+  Block* other = block - blockIdx.x % CLUSTER_SIZE + rank;
+  memcpy(other->memory + ((unsigned char*)to - block->memory), &y, sizeof y);
+}
 #define EMULATED
 #define SYNC_WARP() block->warps[threadIdx.x / 32].barrier.wait()
 #define KERNEL(name) static void name(const Args& a)
@@ -154,13 +160,23 @@ extern "C" int launch(const Args* a, int grid, int shared) {
     b.barrier.of(NT);
     b.warps = many<Warp>(NT / 32);
     for (int w = 0; w < NT / 32; w++) b.warps[w].barrier.of(32);
+    if (g % CLUSTER == 0) {
+      b.cluster = many<Barrier>(1);
+      b.cluster->of(CLUSTER * NT);
+    } else {
+      b.cluster = blocks[g - 1].cluster;
+    }
     b.memory = (unsigned char*)aligned_alloc(64, (shared + 63) / 64 * 64);
     memset(b.memory, 0xff, shared);
   }
   for (int i = 0; i < grid * NT; i++) jobs[i] = {a, blocks + i / NT, i % NT, i / NT};
   for (int i = 0; i < grid * NT; i++) if (pthread_create(threads + i, 0, begin, jobs + i)) abort();
   for (int i = 0; i < grid * NT; i++) pthread_join(threads[i], 0);
-  for (int g = 0; g < grid; g++) { free(blocks[g].memory); free(blocks[g].warps); }
+  for (int g = 0; g < grid; g++) {
+    if (g % CLUSTER == 0) free(blocks[g].cluster);
+    free(blocks[g].memory);
+    free(blocks[g].warps);
+  }
   free(blocks); free(jobs); free(threads);
   return broken;
 }
@@ -230,7 +246,10 @@ class Emulated(cuda_engine.Launch):
             name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, *options
         )
         library = compiled(
-            HEAD + THREADS + text + LAUNCH, f"-DNAME={name}", f"-DPATIENCE={PATIENCE}"
+            HEAD + THREADS + text + LAUNCH,
+            f"-DNAME={name}",
+            f"-DPATIENCE={PATIENCE}",
+            f"-DCLUSTER_SIZE={g.cluster}",
         )
         assert not library.launch(pack, g.groups * g.parts, shared), (
             f"a thread of {name} waits for others in vain"
@@ -246,6 +265,7 @@ def install(monkeypatch, mode):
         "choose_geometry": mode.choose,
         "processor_count": lambda device: mode.processors,
         "shared_memory_limit": lambda device: geometry.LIMIT,
+        "cluster_counts": lambda device: (),
         "load_function": lambda text, name, device, shared: compiled(HEAD + text + POINTS),
         "launch_kernel": lambda library, grid, threads, shared, pack,
         device: library.launch(pack, grid, threads),

@@ -47,6 +47,8 @@ SIZES = {  # (samples of each step, d)
     "31": ([5, 4, 2], 31),
     "33": ([3] * 3, 33),
     "groups": ([19, 18, 9], 20),
+    "32": ([5] * 3, 32),
+    "16": ([19, 18, 18, 9], 16),
 }
 SOME = {"adjoint": ("s sa", "s_last link", "s s_last k_last scaled"), "tangent": ("g ga link",)}
 EVERY = {"adjoint": (*ADJOINT, *SCALED), "tangent": TANGENT}
@@ -84,12 +86,24 @@ MODES = {  # of (cell, d, size of a number): a chip, and what the geometry must 
         lambda g: g.tensor and g.parts == 3,
     ),
     "tensor, blocks": (
-        lambda *_: Mode(layout=Geometry(10, 2, 2, 8, 2, 2, 256)),
+        lambda *_: Mode(layout=Geometry(10, 2, 2, 8, 2, 4, 256, columns=2)),
         lambda g: g.tensor and g.blocks == 2,
     ),
     "tensor, 16": (
         lambda *_: Mode(layout=Geometry(7, 3, 2, 16, 1, 2, 256)),
         lambda g: g.tensor and g.rows == 16,
+    ),
+    "cluster": (
+        lambda *_: Mode(layout=Geometry(8, 4, 1, 8, 1, 1, 288, cluster=2)),
+        lambda g: g.cluster == 2,
+    ),
+    "cluster, blocks": (  # of the last block's units, some do not exist
+        lambda *_: Mode(layout=Geometry(5, 4, 2, 8, 2, 2, 256, cluster=4, columns=2)),
+        lambda g: g.cluster == 4 and g.blocks == 2,
+    ),
+    "clusters, one by one": (  # values are not read four at a time
+        lambda *_: Mode(layout=Geometry(6, 4, 1, 24, 1, 2, 128, cluster=2)),
+        lambda g: g.cluster == 2 and g.rows == 24,
     ),
 }
 CASES = [  # (cell, mode, size, dtype): every cell, mode, size and type; the rest is in MORE
@@ -107,6 +121,8 @@ CASES = [  # (cell, mode, size, dtype): every cell, mode, size and type; the res
     ("lstm", "too busy", "33", F32),
     ("lstm", "tensor", "33", F32), ("gru", "tensor, shared", "33", F32),
     ("mixed", "tensor, blocks", "groups", F32), ("elman", "tensor, 16", "groups", F32),
+    ("lstm", "cluster", "32", F32), ("gru", "cluster, blocks", "16", F32),
+    ("pair", "clusters, one by one", "groups", F32),
 ]  # fmt: skip
 MORE = [
     ("elman", "parts", "33", F64), ("lstm", "blocks", "twelve", F32),
@@ -124,6 +140,9 @@ MORE = [
     ("mixed", "on chip", "three", F32),
     ("gru", "tensor", "33", F32), ("pair", "tensor, shared", "33", F32),
     ("lstm", "tensor, 16", "groups", F32), ("odd", "tensor, blocks", "groups", F32),
+    ("gru", "cluster", "32", F32), ("mixed", "cluster", "32", F32),
+    ("elman", "cluster, blocks", "16", F32), ("odd", "cluster, blocks", "16", F32),
+    ("lstm", "clusters, one by one", "groups", F32),
 ]  # fmt: skip
 CASES += [pytest.param(*case, marks=pytest.mark.thorough) for case in MORE]
 ALL = [
@@ -289,6 +308,7 @@ def test_every_entry_of_W_belongs_to_one_thread(warps):
         assert torch.equal((inner * m + outer)[own].sort().values, torch.arange(n * m)), (n, m, t)
 
 
+CLUSTERS = {8: (), 132: ((2, 66), (4, 30), (8, 15))}  # for which there is room
 CHIP = 227 << 10  # bytes of shared memory that a block may take on the devices this is made for
 KERNELS = {"forward": (), "adjoint": (True,) * 5, "tangent": (True,) * 3}  # and all their options
 
@@ -300,12 +320,13 @@ def test_every_unit_of_every_sample_has_one_place(name):
     """
     cell = CELLS[name]
     for d, B, dtype, processors in itertools.product(
-        (1, 2, 3, 31, 33, 127, 128, 500, 1024), (1, 3, 64, 1000), (F32, F64), (8, 132)
+        (1, 2, 3, 31, 33, 127, 128, 500, 512, 1024), (1, 3, 64, 1000), (F32, F64), (8, 132)
     ):
         for kernel, options in KERNELS.items():
             backwards = kernel == "adjoint"
             chip = (dtype.itemsize, processors, CHIP)
-            g = geometry.choose_geometry(cell, d, B, *chip, backwards)
+            clusters = CLUSTERS[processors]
+            g = geometry.choose_geometry(cell, d, B, *chip, backwards, clusters)
             if g is None:
                 g = geometry.choose_plain(cell, d, B, *chip)
                 if g is None:
@@ -319,6 +340,9 @@ def test_every_unit_of_every_sample_has_one_place(name):
             assert (g.parts - 1) * g.units < d <= g.parts * g.units
             assert (g.groups - 1) * g.rows * g.blocks < B <= g.groups * g.rows * g.blocks
             assert g.parts == 1 or g.groups * g.parts <= processors
+            if g.cluster > 1:
+                assert g.parts % g.cluster == 0
+                assert g.groups * g.parts <= g.cluster * dict(clusters)[g.cluster]
             _, shared = source.kernel_source(kernel, cell, g, d, dtype, True, *options)
             assert shared <= CHIP, (kernel, d, B, g)
 
@@ -342,10 +366,26 @@ def test_tensor_cores_multiply_where_a_step_would_wait_in_several_items():
         assert choose(name, d, B, backwards=True).tensor, (name, d, B)
     for name, d, B in (("lstm", 128, 64), ("lstm", 256, 64), ("gru", 256, 64), ("elman", 512, 64)):
         assert not choose(name, d, B).tensor, (name, d, B)
-    for name, d, B in (("lstm", 768, 64), ("gru", 1024, 64), ("lstm", 512, 256)):
+    for name, d, B in (("lstm", 1024, 64), ("gru", 1024, 64), ("lstm", 512, 256)):
         assert choose(name, d, B).tensor, (name, d, B)
         assert choose(name, d, B, backwards=True) is None  # a product by the library is faster
     assert not choose("elman", 512, 64, size=8).tensor
+
+
+def test_clusters_read_less_where_reading_takes_longest():
+    """By the cases that were measured on an H200."""
+
+    def choose(name, d, B):
+        cell = co.cells.named(name)
+        return geometry.choose_geometry(cell, d, B, 4, *H200, True, CLUSTERS[132])
+
+    for name, d, B in (("lstm", 512, 64), ("lstm", 768, 64), ("gru", 768, 64), ("gru", 512, 256)):
+        assert choose(name, d, B).cluster > 1, (name, d, B)
+    assert choose("lstm", 128, 64).cluster == 1  # a block reads no others
+    # Where no four values of a block lie side by side, there are no clusters.
+    given = (co.cells.gru, 510, 64, *H200, True, CLUSTERS[132])
+    sizes = {g.cluster for g in geometry.tensor_geometries(*given)}
+    assert sizes == {1}
 
 
 @pytest.mark.parametrize("kernel", ["forward", "adjoint"])

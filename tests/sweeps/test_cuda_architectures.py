@@ -32,11 +32,15 @@ RESERVED = 1 << 10  # bytes of shared memory that CUDA takes for itself, for eac
 
 
 class Chip(NamedTuple):
-    """A GPU: its architecture, its multiprocessors and the KiB of shared memory of each."""
+    """A GPU: its architecture, its multiprocessors and the KiB of shared memory of each.
+
+    clusters: (size, how many it has room for), for each size of clusters.
+    """
 
     arch: str
     processors: int
     shared: int
+    clusters: tuple[tuple[int, int], ...] = ()
 
     @property
     def limit(self):
@@ -52,8 +56,8 @@ CHIPS = {
     "Orin": Chip("sm_87", 16, 164),
     "RTX 4090": Chip("sm_89", 128, 100),
     "L4": Chip("sm_89", 58, 100),
-    "H100": Chip("sm_90", 132, 228),
-    "B200": Chip("sm_100", 148, 228),
+    "H100": Chip("sm_90", 132, 228, ((2, 66), (4, 30), (8, 15))),  # as an H200 says
+    "B200": Chip("sm_100", 148, 228, ((2, 74), (4, 36), (8, 16))),  # assumed
     "RTX 5090": Chip("sm_120", 170, 100),
 }
 COMPILED = ("A100", "RTX 3090", "RTX 4090", "H100", "B200", "RTX 5090")  # one of each architecture
@@ -70,7 +74,7 @@ def cell_named(name):
 
 
 def lay_out(cell, d, B, dtype, chip, kernel="forward"):
-    given = (dtype.itemsize, chip.processors, chip.limit, kernel == "adjoint")
+    given = (dtype.itemsize, chip.processors, chip.limit, kernel == "adjoint", chip.clusters)
     return geometry.choose_geometry(cell, d, B, *given)
 
 
@@ -167,7 +171,7 @@ def test_a_kernel_for_tensor_cores_compiles(chip, name, d, kernel, tmp_path):
     """The fastest layout for tensor cores, whether or not it would be chosen."""
     cell, chip, backwards = cell_named(name), CHIPS[chip], kernel == "adjoint"
     candidates = geometry.tensor_geometries(
-        cell, d, SAMPLES, chip.processors, chip.limit, backwards
+        cell, d, SAMPLES, chip.processors, chip.limit, backwards, chip.clusters
     )
     g = min(
         candidates,

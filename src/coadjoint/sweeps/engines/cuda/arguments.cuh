@@ -13,6 +13,16 @@
 #define EPT ((R * U + NT - 1) / NT)       // entries of an item that a thread computes
 #define NONE (-(1 << 28))
 
+// CLUSTER blocks of a group, side by side, form a cluster: they can write to each other's shared memory. Together they
+// have the rows of W of CU units, and each multiplies them with the values of DI units (see share_sums).
+#define CU (CLUSTER * U)
+#define DI (D / CLUSTER)
+#if CLUSTER > 1
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define IN_CLUSTERS
+#endif
+
 struct Args {
   real *X, *A, *Q, *LAM, *DEL, *MU, *NU;
   const real *BASE, *V, *W, *PAR, *SRC, *LAST, *SA, *LINK;
@@ -113,8 +123,9 @@ __device__ __forceinline__ Entry entry(const Args& a, const Item& m, int e, int 
 // ---- which part of W
 
 __device__ __forceinline__ real weight(const real* W, int in, int outer, int part, bool transposed) {
-  // outer = block of W (gate, or read) * U + the unit's number
-  const int unit = part * U + outer % U, which = outer / U;
+  // outer = block of W (gate, or read) * CU + a unit of the cluster's, in = block of W * DI + a unit that the block reads
+  const int unit = part / CLUSTER * CU + outer % CU, which = outer / CU;
   if (outer >= OUTER || unit >= D || in >= INNER) return 0;
-  return transposed ? W[(long long)in * (NR * D) + which * D + unit] : W[(long long)(which * D + unit) * (NR * D) + in];
+  const int row = which * D + unit, column = in / DI * D + part % CLUSTER * DI + in % DI;
+  return transposed ? W[(long long)column * (NR * D) + row] : W[(long long)row * (NR * D) + column];
 }

@@ -20,6 +20,10 @@ ARRAYS = (
     "K", "TOPS", "KS", "KEND", "KLAST", "LEN", "STARTS",
 )  # fmt: skip
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
+CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_...
+CLUSTER_SIZES = (2, 4, 8)  # larger ones need not be supported
+FIRST_WITH_CLUSTERS = (9, 0)  # compute capability
+EMPTY_KERNEL = 'extern "C" __global__ void nothing() {}\n'
 Arguments = ctypes.Array[ctypes.c_longlong]  # struct Args: addresses, then the batch size
 
 
@@ -180,3 +184,53 @@ def shared_memory_limit(device: int) -> int:
     """
     properties = torch.cuda.get_device_properties(device)
     return getattr(properties, "shared_memory_per_block_optin", 96 << 10)
+
+
+class LaunchAttribute(ctypes.Structure):
+    """The driver's CUlaunchAttribute, for the size of a cluster."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_char * 4),
+        ("value", ctypes.c_uint * 16),
+    )
+
+
+class LaunchConfig(ctypes.Structure):
+    """The driver's CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+@functools.cache
+def cluster_counts(device: int) -> tuple[tuple[int, int], ...]:
+    """(blocks of a cluster, how many such clusters a device has room for at once), ....
+
+    For blocks that take a multiprocessor each. The multiprocessors of a cluster lie in one part of
+    the chip, so that some of them may be left over. () where there are no clusters.
+    """
+    if torch.cuda.get_device_capability(device) < FIRST_WITH_CLUSTERS:
+        return ()
+    shared = shared_memory_limit(device)
+    function = load_function(EMPTY_KERNEL, "nothing", device, shared)
+    found = []
+    for size in CLUSTER_SIZES:
+        attribute = LaunchAttribute(CLUSTER_DIMENSION, b"", (ctypes.c_uint * 16)(size, 1, 1))
+        grid = (ctypes.c_uint * 3)(size, 1, 1)
+        block = (ctypes.c_uint * 3)(32, 1, 1)
+        config = LaunchConfig(grid, block, shared, None, ctypes.pointer(attribute), 1)
+        count = ctypes.c_int()
+        with torch.cuda.device(device):
+            status = driver().cuOccupancyMaxActiveClusters(
+                ctypes.byref(count), function, ctypes.byref(config)
+            )
+        if status == 0 and count.value:
+            found.append((size, count.value))
+    return tuple(found)

@@ -26,6 +26,7 @@ from .driver import (
     ARRAYS,
     Arguments,
     choose_architecture,
+    cluster_counts,
     known_architectures,
     launch_kernel,
     load_function,
@@ -83,9 +84,10 @@ def explain(cell: Cell, hidden: int, batch: int, dtype: torch.dtype = torch.floa
     size = dtype.itemsize
     processors = processor_count(0)
     limit = shared_memory_limit(0)
+    clusters = cluster_counts(0)
     layouts = {}
     for backwards, loops in ((False, "forward and tangent"), (True, "adjoint")):
-        g = choose_geometry(cell, hidden, batch, size, processors, limit, backwards)
+        g = choose_geometry(cell, hidden, batch, size, processors, limit, backwards, clusters)
         layouts[loops] = describe_geometry(g)
     texts = list(dict.fromkeys(layouts.values()))
     if len(texts) == 1:
@@ -104,6 +106,8 @@ def describe_geometry(g: Geometry | None) -> str:
     text += f", {g.groups} groups of {g.rows * g.blocks} samples"
     if g.blocks > 1:
         text += f" in {g.blocks} items a step"
+    if g.cluster > 1:
+        text += f", clusters of {g.cluster}"
     return f"{text}, tensor cores" if g.tensor else text
 
 
@@ -229,7 +233,9 @@ def device_geometry(cell: Cell, d: int, B: int, like: Tensor, backwards: bool) -
     device = like.get_device()
     processors = processor_count(device)
     limit = shared_memory_limit(device)
-    return choose_geometry(cell, d, B, like.element_size(), processors, limit, backwards)
+    size = like.element_size()
+    clusters = cluster_counts(device)
+    return choose_geometry(cell, d, B, size, processors, limit, backwards, clusters)
 
 
 def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:

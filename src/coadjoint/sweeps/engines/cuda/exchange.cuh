@@ -56,7 +56,7 @@ struct Gather {
 
 // The same for values that are multiplied as they are, WIDTH of them for each sample: they are copied to h, all at once
 // and around the registers, and looked at there. Where a step has one item, the blocks of the group are just computing
-// them: each warp first waits for one value of every block.
+// them: each warp first waits for one value of every block whose units it reads; shift is the first of these units.
 #define COPIES (TENSOR && VEC == 4)
 #define COPIES_STATES (COPIES && READS_ONE >= 0 && !HAS_LINK)
 #if COPIES
@@ -74,13 +74,15 @@ __device__ __forceinline__ void await_copies() {  // those of this thread
 #endif
 }
 template <int WIDTH, class There, class From>
-__device__ __forceinline__ void await_blocks(There there, From from) {
+__device__ __forceinline__ void await_blocks(int shift, There there, From from) {
   int last = R - 1;  // sample of the item, whose values are written last
   while (last >= 0 && !there(last)) last--;
   if (last < 0) return;
 #pragma unroll
   for (int q = threadIdx.x % 32; q < P; q += 32) {
-    const volatile real* p = from(last, WIDTH - D + min((q + 1) * U, D) - 1);
+    const int unit = min((q + 1) * U, D) - 1 - shift;  // the last of block q, among those that are read
+    if (unit < 0 || unit >= DI + U - 1) continue;
+    const volatile real* p = from(last, WIDTH - DI + min(unit, DI - 1));
     for (int spins = 0; absent(*p) && spins < SPINS; spins++) PAUSE();
   }
   SYNC_WARP();
@@ -121,12 +123,55 @@ struct Copies {
   }
 };
 template <int WIDTH, class There, class From>
-__device__ __forceinline__ void copy_values(real* h, There there, From from) {
-  if (ON_CHIP) await_blocks<WIDTH>(there, from);
+__device__ __forceinline__ void copy_values(real* h, int shift, There there, From from) {
+  if (ON_CHIP) await_blocks<WIDTH>(shift, there, from);
   const Copies<WIDTH, There, From> copies{h, there, from};
 #pragma unroll 1
   for (int first = 0; first < copies.count; first += 32) copies.take(first);
 }
+#endif
+
+// A cluster's blocks share out the inner entries, so that each reads only a part of the group's values. Each then has
+// sums of a part of the products for all units of the cluster, and gives every block those that are for its own units.
+// Sums of one item are written while those of the item before may still be read: there is room for two items.
+#define OWN (OUTER / CLUSTER)  // sums that a block needs for its own units
+#define SHARES (CLUSTER > 1 ? 2 * R * OUTER : 0)
+#if CLUSTER > 1
+__device__ __forceinline__ void meet_cluster() {  // what its blocks wrote before, all of them see afterwards
+#ifdef __CUDA_ARCH__
+  asm volatile("barrier.cluster.arrive;\n barrier.cluster.wait;" ::: "memory");
+#elif defined(EMULATED)
+  emulated_meeting();
+#endif
+}
+__device__ __forceinline__ void give(int rank, real* to, real y) {  // to the same place in another block of the cluster
+#ifdef __CUDA_ARCH__
+  const unsigned here = (unsigned)__cvta_generic_to_shared(to);
+  unsigned there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(rank));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(y) : "memory");
+#elif defined(EMULATED)
+  emulated_gift(rank, to, y);
+#endif
+}
+__device__ __forceinline__ void share_sums(const real* sums, real* shares, int rank, int i) {
+  real* mine = shares + ((i % 2) * CLUSTER + rank) * (R * OWN);
+  for (int j = threadIdx.x; j < R * OUTER; j += NT) {
+    const int r = j / OUTER, outer = j % OUTER, unit = outer % CU;
+    give(unit / U, mine + r * OWN + outer / CU * U + unit % U, summed(sums, r, outer));
+  }
+  meet_cluster();
+}
+__device__ __forceinline__ real total(const real*, const real* shares, int i, int r, int own) {
+  real y = 0;
+#pragma unroll
+  for (int q = 0; q < CLUSTER; q++) y += shares[((i % 2) * CLUSTER + q) * (R * OWN) + r * OWN + own];
+  return y;
+}
+#else
+__device__ __forceinline__ void meet_cluster() {}
+__device__ __forceinline__ void share_sums(const real*, real*, int, int) {}
+__device__ __forceinline__ real total(const real* sums, const real*, int, int r, int own) { return summed(sums, r, own); }
 #endif
 
 #define SHARED()                                                                       \
@@ -134,12 +179,14 @@ __device__ __forceinline__ void copy_values(real* h, There there, From from) {
   real* h = (real*)shared;                    /* [R, IP] what W multiplies */          \
   real* more = h + R * IP;                    /* weights that registers do not hold */ \
   real* sums = more + MORE;                                                            \
+  real* shares = sums + SUMS;                 /* [2, CLUSTER, R, OWN] of its blocks */ \
   const int part = blockIdx.x % P, group = blockIdx.x / P, first = group * (R * BLOCKS); \
+  const int rank = part % CLUSTER, shift = rank * DI; /* the first unit that is read */ \
   const int end = (int)min((long long)(first + R * BLOCKS), a.B);                      \
   const int steps = a.LEN[first], items = steps * BLOCKS;                              \
   const Place mine = place();                                                          \
   Weights weights;                                                                     \
   if (NR) weights.load(a.W, part, BACKWARDS, mine, more);                              \
   for (int i = threadIdx.x; i < R * IP; i += NT) h[i] = 0;                             \
+  meet_cluster(); /* nothing is given to a block before it has begun */                \
   __syncthreads();
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,21 +19,30 @@ WEIGHTS = 512  # bytes of W that a thread keeps in registers
 SHARED = 180 << 10  # bytes of W in shared memory, where that keeps a network on one multiprocessor
 WARPS = 8  # of a block
 ROWS = 4  # samples of an item, twice as many for cells of several gates
-TENSOR_WEIGHTS = (256, 320, 384)  # the same for tensor cores: the fewest that fit
+TENSOR_WEIGHTS = (128, 192, 256, 320, 384)  # the same for tensor cores: the fewest that fit
 TENSOR_REGISTERS = 120  # of W, its sums and its factors, beside which a step has room for its own
+# The same with ENTRY_REGISTERS for each further entry of an item that a thread computes.
+ENTRY_REGISTERS = 20
+STEP_REGISTERS = 160
 TRAFFIC = 14 << 20  # bytes that all blocks read per step; above it one product per step is faster
 # Microseconds on an H200, fitted to steps of 256 to 1,024 units and 64 to 512 samples.
-# With tensor cores: for a step and for each further item; for each instruction of a warp; how many
-# bytes all blocks read in one; and a factor for units that fill no vectors, or not all blocks.
-TENSOR_STEP = 2.0
-TENSOR_ITEM = 1.0
-TENSOR_INSTRUCTION = 0.009
-TENSOR_TRAFFIC = 1.8e6
+# With tensor cores: for a step; what an adjoint step takes beside that, and for each further item;
+# for what a warp does at once; for a million bytes that all blocks read, forwards and backwards;
+# for a thousand sums that a block adds up, and that it gives to its cluster; and a factor for units
+# that fill no vectors, or not all blocks.
+TENSOR_STEP = 0.4
+TENSOR_BACK = 4.8
+TENSOR_BACK_ITEM = 1.5
+TENSOR_INSTRUCTION = 0.0024
+TENSOR_READ = 0.26
+TENSOR_READ_BACK = 0.43
+TENSOR_SUM = 0.19
+CLUSTER_SUM = 0.14
 TENSOR_UNEVEN = 1.5
 # With one product per step: for a step, what an adjoint step takes beside that, and how many
 # operations the product does in one.
 PRODUCT_STEP = 12.0
-PRODUCT_BACK = 3.0
+PRODUCT_BACK = 6.0
 PRODUCT_RATE = 32e6
 LIMIT = 227 << 10  # bytes of shared memory that a block may have on a Hopper GPU
 
@@ -62,17 +71,18 @@ class Tile:
 class TensorTile:
     """Which part of W a warp has for tensor cores: MT x 16 outer entries, CHUNKS x 16 inner ones.
 
-    All warps of a block (WK) have the same outer entries.
+    The warps of a block lie as WC x WK over outer and inner entries.
     """
 
     MT: int
     CHUNKS: int
+    WC: int
     WK: int
 
     @property
     def macros(self) -> dict[str, int]:
         """What tensor_product.cuh is told of it."""
-        return {**vars(self), "WC": 1}
+        return dict(vars(self))
 
 
 @functools.cache
@@ -125,6 +135,8 @@ class Geometry:
     blocks: int  # items of a step
     warps: int
     tensor: int = 0  # bytes of W that a thread keeps in registers for tensor cores; 0: without
+    cluster: int = 1  # parts that share out the inner entries of W; a divisor of `parts`
+    columns: int = 1  # warps that share out the outer entries, with tensor cores: WC
 
 
 @functools.cache
@@ -165,33 +177,66 @@ def fits(cell: Cell, d: int, g: Geometry, size: int, limit: int, backwards: bool
 
 
 def traffic(cell: Cell, d: int, B: int, g: Geometry, size: int, backwards: bool) -> int:
-    """Bytes that all blocks read of each other at a step: all values that W multiplies, each."""
+    """Bytes that all blocks read of each other at a step: all values that W multiplies, each.
+
+    In a cluster, each a part of them.
+    """
     if g.parts == 1:
         return 0
-    return B * g.parts * d * len(cell.gates if backwards else cell.read) * size
+    values = d // g.cluster * len(cell.gates if backwards else cell.read)
+    return B * g.parts * values * size
 
 
 def tensor_geometries(
-    cell: Cell, d: int, B: int, processors: int, limit: int, backwards: bool
+    cell: Cell,
+    d: int,
+    B: int,
+    processors: int,
+    limit: int,
+    backwards: bool,
+    clusters: Sequence[tuple[int, int]],
 ) -> Iterator[Geometry]:
     """The geometries for tensor cores that fit, in float32.
 
     For each number of parts, as many groups as the chip has room for, and items of 8 to 32 samples.
+    With clusters, for each of their sizes.
     """
-    for parts in range(1, min(d, processors) + 1):
-        units = -(-d // parts)
-        if parts != -(-d // units):  # the last parts would be without units
+    for cluster, count in ((1, processors), *clusters):
+        if cluster > 1 and d % (4 * cluster):  # values are read four at a time
             continue
-        most_groups = min(-(-B // 8), processors // parts)
-        samples = -(-B // most_groups)  # of a group
-        for rows in (8, 16, 24, 32):
-            blocks = -(-samples // rows)
-            groups = -(-B // (rows * blocks))
-            for kept in TENSOR_WEIGHTS:
-                g = Geometry(units, parts, groups, rows, blocks, WARPS, kept)
-                if fits(cell, d, g, 4, limit, backwards):
-                    yield g
-                    break
+        for parts in range(cluster, min(d, cluster * count) + 1, cluster):
+            units = -(-d // parts)
+            if parts != -(-d // units):  # the last parts would be without units
+                continue
+            most_groups = min(-(-B // 8), cluster * count // parts)
+            yield from geometries_of_parts(
+                cell, d, B, limit, backwards, units, parts, most_groups, cluster
+            )
+
+
+def geometries_of_parts(
+    cell: Cell,
+    d: int,
+    B: int,
+    limit: int,
+    backwards: bool,
+    units: int,
+    parts: int,
+    most_groups: int,
+    cluster: int,
+) -> Iterator[Geometry]:
+    """The geometries for tensor cores with so many parts that fit, with items of 8 to 32 samples.
+
+    units: of a part; most_groups: for which the chip has room; cluster: parts of a cluster.
+    """
+    samples = -(-B // most_groups)  # of a group
+    for rows in (8, 16, 24, 32):
+        blocks = -(-samples // rows)
+        groups = -(-B // (rows * blocks))
+        for columns, kept in itertools.product(_divisors(WARPS), TENSOR_WEIGHTS):
+            g = Geometry(units, parts, groups, rows, blocks, WARPS, kept, cluster, columns)
+            if fits(cell, d, g, 4, limit, backwards):
+                yield g
 
 
 def tensor_time(cell: Cell, d: int, B: int, backwards: bool, g: Geometry) -> float:
@@ -199,11 +244,21 @@ def tensor_time(cell: Cell, d: int, B: int, backwards: bool, g: Geometry) -> flo
     placement = place_weights(cell, d, g, 4, backwards)
     assert placement is not None
     assert isinstance(placement.shape, TensorTile)
-    # For each tile of 16 x 16 entries of W and of 8 samples, a warp has six instructions.
-    tiles = placement.shape.MT * placement.shape.CHUNKS * (g.rows // 8)
-    time = TENSOR_STEP + TENSOR_ITEM * (g.blocks - 1)
-    time += 6 * tiles * g.blocks * TENSOR_INSTRUCTION
-    time += traffic(cell, d, B, g, 4, backwards) / TENSOR_TRAFFIC
+    shape = placement.shape
+    # For each chunk a warp splits the values of its samples, for each tile its part of W, and for
+    # each tile of 8 samples it multiplies both.
+    samples = g.rows // 8
+    instructions = shape.CHUNKS * (12 * samples + shape.MT * (24 + 32 * samples))
+    item = instructions * TENSOR_INSTRUCTION
+    thousands = g.rows * placement.outer / 1000
+    item += thousands * shape.WK * TENSOR_SUM
+    if g.cluster > 1:
+        item += thousands * CLUSTER_SUM
+    time = TENSOR_STEP + item * g.blocks
+    if backwards:
+        time += TENSOR_BACK + TENSOR_BACK_ITEM * (g.blocks - 1)
+    read = TENSOR_READ_BACK if backwards else TENSOR_READ
+    time += traffic(cell, d, B, g, 4, backwards) * read / 1e6
     is_even = d % g.units == 0 and g.units % 4 == 0
     return time if is_even else time * TENSOR_UNEVEN
 
@@ -223,6 +278,7 @@ def choose_geometry(
     processors: int,
     limit: int = LIMIT,
     backwards: bool = False,
+    clusters: tuple[tuple[int, int], ...] = (),
 ) -> Geometry | None:
     """How a network lies on the chip; None where one product for each step is faster.
 
@@ -230,13 +286,14 @@ def choose_geometry(
     waits for other blocks.
 
     d: units; B: samples; size: bytes of a number; processors: multiprocessors of the chip;
-    limit: bytes of shared memory that a block may have; backwards: for the adjoint loop.
+    limit: bytes of shared memory that a block may have; backwards: for the adjoint loop;
+    clusters: (size, how many the chip has room for), for each size of clusters.
     """
     plain = choose_plain(cell, d, B, size, processors, limit)
     waits = plain is None or min(plain.parts, plain.blocks) > 1
     if size == 4 and cell.read and waits:
         time = functools.partial(tensor_time, cell, d, B, backwards)
-        candidates = tensor_geometries(cell, d, B, processors, limit, backwards)
+        candidates = tensor_geometries(cell, d, B, processors, limit, backwards, clusters)
         best = min(candidates, key=time, default=None)
         if best is not None:
             return best if time(best) < product_time(cell, d, B, backwards) else None
@@ -263,11 +320,13 @@ def place_weights(
 
     d: units of the network; g: how it lies on the chip; size: bytes of a number.
     """
-    inner = len(cell.read) * d  # entries that the product sums over
-    outer = len(cell.gates) * g.units  # sums that the block computes
+    # Entries that the product sums over, and sums that the block computes: each of a cluster has a
+    # part of the former, and computes its part of all sums of the cluster.
+    inner = len(cell.read) * (d // g.cluster)
+    outer = len(cell.gates) * g.units * g.cluster
     if backwards:
-        inner = len(cell.gates) * d
-        outer = len(cell.read) * g.units
+        inner = len(cell.gates) * (d // g.cluster)
+        outer = len(cell.read) * g.units * g.cluster
     if not cell.read:
         outer = 0  # no product: sums of it would take room that many units do not leave
     if g.tensor:
@@ -301,16 +360,24 @@ def place_for_tensor_cores(inner: int, outer: int, g: Geometry) -> WeightPlaceme
 
     inner, outer: the block's sums are over `inner` entries, and there are `outer` of them.
     """
-    shape = TensorTile(-(-outer // 16), -(-inner // (16 * g.warps)), g.warps)
+    samples = g.rows // 8
+    WC = g.columns
+    WK = g.warps // WC
+    shape = TensorTile(-(-outer // (16 * WC)), -(-inner // (16 * WK)), WC, WK)
     most = g.tensor // 4 // (8 * shape.MT)  # chunks that a thread keeps in registers
     if most == 0:
         return None
-    samples = g.rows // 8
-    if g.tensor // 4 + (4 * shape.MT + 8) * samples > TENSOR_REGISTERS:
-        return None
     keep = min(shape.CHUNKS, most)
-    # As in tensor_product.cuh: IP, MORE and SUMS.
-    values = g.rows * (16 * shape.CHUNKS * g.warps + 16)
+    registers = 8 * shape.MT * keep + (4 * shape.MT + 8) * samples
+    entries = -(-g.rows * g.units // (32 * g.warps))  # of an item, for each thread
+    if registers > TENSOR_REGISTERS:
+        return None
+    if registers + ENTRY_REGISTERS * (entries - 1) > STEP_REGISTERS:
+        return None
+    # As in tensor_product.cuh: IP, MORE and SUMS; and, in exchange.cuh, SHARES.
+    values = g.rows * (16 * shape.CHUNKS * WK + 16)
     values += (shape.CHUNKS - keep) * shape.MT * 8 * 32 * g.warps
-    values += g.warps * g.rows * (16 * shape.MT + 4)
+    values += WK * g.rows * (16 * shape.MT * WC + 4)
+    if g.cluster > 1:
+        values += 2 * g.rows * outer
     return WeightPlacement(shape, keep, inner, outer, 4 * values + integers(g))

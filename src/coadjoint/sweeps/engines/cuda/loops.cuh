@@ -5,10 +5,10 @@ KERNEL(forward) {
   SHARED();
   const auto there = [&](const Item& m) { return [&](int r) { return m.live && m.t < length(a, m.row + r, end, steps); }; };
   const auto from = [&](const Item& m) {
-    return [&](int r, int unit, int s) { return READS_SLOT(s) ? a.X + (m.before + m.row + r) * (S * D) + s * D + unit : nullptr; };
+    return [&](int r, int unit, int s) { return READS_SLOT(s) ? a.X + (m.before + m.row + r) * (S * D) + s * D + shift + unit : nullptr; };
   };
 #if !COPIES_STATES
-  Gather<S, D> gather;
+  Gather<S, DI> gather;
 #endif
   real x[EPT][S], p[EPT][NP + 1], ahead[AHEAD][EPT][NSTREAM + 1];
 #pragma unroll
@@ -52,7 +52,7 @@ KERNEL(forward) {
     }
     if (NR) {
 #if COPIES_STATES
-      if (EXCHANGED) copy_values<D>(h, there(m), [&](int r, int unit) { return from(m)(r, unit, READS_ONE); });
+      if (EXCHANGED) copy_values<DI>(h, shift, there(m), [&](int r, int unit) { return from(m)(r, unit, READS_ONE); });
       __syncthreads();
 #else
       if (EXCHANGED) {
@@ -61,7 +61,7 @@ KERNEL(forward) {
 #pragma unroll
           for (int v = 0; v < VEC; v++) read(z[v], q[v]);
 #pragma unroll
-          for (int k = 0; k < NR; k++) put<NR + 1>(h + r * IP + k * D + unit, q, k);
+          for (int k = 0; k < NR; k++) put<NR + 1>(h + r * IP + k * DI + unit, q, k);
         });
       }
       __syncthreads();
@@ -72,6 +72,7 @@ KERNEL(forward) {
 #endif
       weights.product(mine, h, sums);
       __syncthreads();
+      share_sums(sums, shares, rank, i);
     }
 #pragma unroll
     for (int e = 0; e < EPT; e++) {
@@ -79,7 +80,7 @@ KERNEL(forward) {
       if (y.act) {
         real g[G], q[NQ + 1], z[S];
 #pragma unroll
-        for (int k = 0; k < G; k++) g[k] = now[e][k] + (NR ? summed(sums, y.r, k * U + y.ul) : 0);
+        for (int k = 0; k < G; k++) g[k] = now[e][k] + (NR ? total(sums, shares, i, y.r, k * U + y.ul) : 0);
         next(g, now[e] + G, x[e], p[e], z, q);
         real* to = a.X + (m.after + y.b) * (S * D) + y.unit;
 #pragma unroll
@@ -110,10 +111,10 @@ KERNEL(tangent) {
   SHARED();
   const auto there = [&](const Item& m) { return [&](int r) { return m.live && m.t < length(a, m.row + r, end, steps); }; };
   const auto from = [&](const Item& m) {
-    return [&](int r, int unit, int s) { return ALONG_SLOT(s) ? a.MU + (m.before + m.row + r) * (S * D) + s * D + unit : nullptr; };
+    return [&](int r, int unit, int s) { return ALONG_SLOT(s) ? a.MU + (m.before + m.row + r) * (S * D) + s * D + shift + unit : nullptr; };
   };
 #if !COPIES_STATES
-  Gather<S, D> gather;
+  Gather<S, DI> gather;
 #endif
   real mu[EPT][S], p[EPT][NP + 1], ahead[AHEAD][EPT][NSTREAM + 1];
 #pragma unroll
@@ -161,7 +162,7 @@ KERNEL(tangent) {
     }
     if (NR) {
 #if COPIES_STATES
-      if (EXCHANGED) copy_values<D>(h, there(m), [&](int r, int unit) { return from(m)(r, unit, READS_ONE); });
+      if (EXCHANGED) copy_values<DI>(h, shift, there(m), [&](int r, int unit) { return from(m)(r, unit, READS_ONE); });
       __syncthreads();
 #else
       if (EXCHANGED) {
@@ -178,12 +179,12 @@ KERNEL(tangent) {
 #pragma unroll
             for (int s = 0; s < S; s++) {
               y[s] = z[v][s] * l;
-              x[s] = ALONG_STATE(s) ? a.X[(m.before + m.row + r) * (S * D) + s * D + unit + v] : 0;
+              x[s] = ALONG_STATE(s) ? a.X[(m.before + m.row + r) * (S * D) + s * D + shift + unit + v] : 0;
             }
             along_at(y, x, q[v]);
           }
 #pragma unroll
-          for (int k = 0; k < NR; k++) put<NR + 1>(h + r * IP + k * D + unit, q, k);
+          for (int k = 0; k < NR; k++) put<NR + 1>(h + r * IP + k * DI + unit, q, k);
         });
       }
       __syncthreads();
@@ -194,6 +195,7 @@ KERNEL(tangent) {
 #endif
       weights.product(mine, h, sums);
       __syncthreads();
+      share_sums(sums, shares, rank, i);
     }
 #pragma unroll
     for (int e = 0; e < EPT; e++) {
@@ -202,7 +204,7 @@ KERNEL(tangent) {
         real nu[G], z[S];
 #pragma unroll
         for (int k = 0; k < G; k++) {
-          nu[k] = (NR ? summed(sums, y.r, k * U + y.ul) : 0) + (HAS_SA ? now[e][FIRST_SA + k] : 0);
+          nu[k] = (NR ? total(sums, shares, i, y.r, k * U + y.ul) : 0) + (HAS_SA ? now[e][FIRST_SA + k] : 0);
           a.NU[(m.after - a.B + y.b) * (G * D) + k * D + y.unit] = nu[k];
         }
         change(mu[e], nu, now[e], p[e], z);
@@ -295,12 +297,14 @@ KERNEL(adjoint) {
   SHARED();
   const auto there = [&](const Item& m) { return [&](int r) { return m.live && m.t < length(a, m.row + r, end, steps); }; };
   const auto from = [&](const Item& m) {
-    return [&](int r, int index, int) { return (const real*)a.DEL + (m.after - a.B + m.row + r) * (G * D) + index; };
+    return [&](int r, int index, int) {
+      return (const real*)a.DEL + (m.after - a.B + m.row + r) * (G * D) + index / DI * D + shift + index % DI;
+    };
   };
 #if !COPIES
-  Gather<1, G * D> gather;
+  Gather<1, G * DI> gather;
 #endif
-  unsigned* tops = (unsigned*)(sums + SUMS);  // [4, R] the largest exponent of lam in this block, by item
+  unsigned* tops = (unsigned*)(shares + SHARES);  // [4, R] the largest exponent of lam in this block, by item
   unsigned* all = tops + 4 * R;                         // [R] and in the group
   int* exponents = (int*)(all + R);                     // [R BLOCKS] of the samples, where the state waits in memory
   for (int i = threadIdx.x; i < 4 * R; i += NT) tops[i] = 0;
@@ -363,7 +367,7 @@ KERNEL(adjoint) {
         }
     }
 #if COPIES
-    if (NR && EXCHANGED) copy_values<G * D>(h, there(m), [&](int r, int index) { return from(m)(r, index, 0); });
+    if (NR && EXCHANGED) copy_values<G * DI>(h, shift, there(m), [&](int r, int index) { return from(m)(r, index, 0); });
 #else
     if (NR && EXCHANGED)
       gather.take(i && !ON_CHIP, there(m), from(m), [&](int r, int index, const real (*z)[1]) { put<1>(h + r * IP + index, z, 0); });
@@ -395,13 +399,14 @@ KERNEL(adjoint) {
 #endif
     if (NR) weights.product(mine, h, sums);
     if (NR || SCALED) __syncthreads();
+    share_sums(sums, shares, rank, i);
 #pragma unroll
     for (int e = 0; e < EPT; e++) {
       const Entry q = entry(a, m, e, part, end, steps);
       if (q.act) {
         real rbar[NR + 1], back[S];
 #pragma unroll
-        for (int j = 0; j < NR; j++) rbar[j] = summed(sums, q.r, j * U + q.ul);
+        for (int j = 0; j < NR; j++) rbar[j] = total(sums, shares, i, q.r, j * U + q.ul);
         pull_read(rbar, y.now[e], p[e], back);
         int k = y.k[e];
         real up = 1;

@@ -365,13 +365,14 @@ def kernel_source(
     # registers, so this is done for at most eight values a step.
     is_light = g.blocks == 1 and g.parts == 1 and entries * len(source.inputs) <= 8
     # In the templates: KC .. WK and KEEP, what a thread or a warp has of W (Tile, TensorTile and
-    # WeightPlacement); U units and P parts, R samples and BLOCKS items (Geometry); AHEAD, steps
-    # whose inputs are fetched.
+    # WeightPlacement); U units, P parts in clusters of CLUSTER, R samples and BLOCKS items
+    # (Geometry); AHEAD, steps whose inputs are fetched.
     source.defined |= {
         **placement.shape.macros,
         "D": d,
         "U": g.units,
         "P": g.parts,
+        "CLUSTER": g.cluster,
         "R": g.rows,
         "BLOCKS": g.blocks,
         "INNER": placement.inner,
@@ -379,7 +380,8 @@ def kernel_source(
         "UNIFORM": int(uniform),
         "AHEAD": 3 if is_light else 1,
         "KEEP": placement.keep,
-        "VEC": 4 if size == 4 and d % 4 == 0 else 1,  # numbers read at once, where rows allow it
+        # numbers read at once, where rows allow it
+        "VEC": 4 if size == 4 and d % (4 * g.cluster) == 0 else 1,
         "DOUBLE": int(is_double),
         "TENSOR": int(g.tensor > 0),
         "MARK": f"{MARK[dtype]}LL" if is_double else str(MARK[dtype]),
@@ -398,7 +400,7 @@ def read_template(name: str) -> str:
 
 
 PREFACE = """
-#define KERNEL(name) extern "C" __global__ void __launch_bounds__(NT, 1) name(const Args a)
+#define KERNEL(name) extern "C" __global__ void IN_CLUSTERS __launch_bounds__(NT, 1) name(const Args a)
 #define SHARED_MEMORY extern __shared__ __align__(16) unsigned char shared[]
 #define PAUSE()
 #define SYNC_WARP() __syncwarp()

@@ -3,22 +3,23 @@
 // W h for R samples, in float32: each factor is the sum of two tf32 numbers, y = high + low, and of the four products
 // all but low low are added. Sums over more than 16 inner entries are those of float32 registers.
 //
-// A warp multiplies MT tiles of 16 outer entries with CHUNKS chunks of 16 inner ones, and the WK warps share out the
-// inner entries. The instruction multiplies 16 x 8 entries of W with those of 8 samples. Which of the inner entries of
+// A warp multiplies MT tiles of 16 outer entries with CHUNKS chunks of 16 inner ones. The warps lie as WC x WK: WC of them
+// share out the outer entries, and WK the inner ones. The instruction multiplies 16 x 8 entries of W with those of 8 samples. Which of the inner entries of
 // a chunk it takes first is free: a lane takes four that lie side by side in h, two for each of two instructions.
 
 #define IP (16 * CHUNKS * WK + 16)            // values of a sample; 16 more, so that lanes read from all banks
 #define MORE ((CHUNKS - KEEP) * MT * 8 * NT)  // entries of W that registers do not hold
-#define STRIDE (16 * MT + 4)                  // sums of a sample; 4 more, so that lanes write to all banks
+#define STRIDE (16 * MT * WC + 4)             // sums of a sample; 4 more, so that lanes write to all banks
 #define SUMS (WK * R * STRIDE)
 #define SAMPLES (R / 8)                       // tiles of 8 samples
 
 struct Place {
-  int warp, row, column;  // of a lane: a row of eight, and one of four columns
+  int wk, wc, row, column;  // of a warp, and of a lane: a row of eight, and one of four columns
 };
 __device__ __forceinline__ Place place() {
   const int lane = threadIdx.x % 32;
-  return {(int)threadIdx.x / 32, lane / 4, lane % 4};
+  const int warp = threadIdx.x / 32;
+  return {warp / WC, warp % WC, lane / 4, lane % 4};
 }
 // y = high + low: high is y rounded to the 11 digits of tf32. Of low the instruction reads the first 11 digits.
 __device__ __forceinline__ void split(real y, unsigned* high, unsigned* low) {
@@ -41,10 +42,11 @@ struct Weights {  // the first KEEP chunks of a thread are in registers, the oth
   __device__ __forceinline__ real* spot(int c, int m, int half) const {
     return more + (((c - KEEP) * MT + m) * 2 + half) * (NT * 4) + threadIdx.x * 4;
   }
-  __device__ __forceinline__ static int inner(const Place& p, int c) { return (p.warp * CHUNKS + c) * 16 + p.column * 4; }
+  __device__ __forceinline__ static int inner(const Place& p, int c) { return (p.wk * CHUNKS + c) * 16 + p.column * 4; }
+  __device__ __forceinline__ static int outer(const Place& p, int m) { return (p.wc * MT + m) * 16 + p.row; }
   __device__ __forceinline__ static real entry_of(const real* W, int part, bool transposed, const Place& p, int c, int m, int i) {
     // i = 0 .. 3 for the first instruction: (row, column), (row + 8, column), then both with the next column
-    return weight(W, inner(p, c) + i / 4 * 2 + i % 4 / 2, 16 * m + p.row + i % 2 * 8, part, transposed);
+    return weight(W, inner(p, c) + i / 4 * 2 + i % 4 / 2, outer(p, m) + i % 2 * 8, part, transposed);
   }
   __device__ __forceinline__ void load(const real* W, int part, bool transposed, const Place& p, real* more_) {
     more = more_;
@@ -114,8 +116,8 @@ struct Weights {  // the first KEEP chunks of a thread are in registers, the oth
       for (int n = 0; n < SAMPLES; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          const int sample = 8 * n + 2 * p.column + i % 2, outer = 16 * m + p.row + i / 2 * 8;
-          sums[(p.warp * R + sample) * STRIDE + outer] = total[m][n][i];
+          const int sample = 8 * n + 2 * p.column + i % 2;
+          sums[(p.wk * R + sample) * STRIDE + outer(p, m) + i / 2 * 8] = total[m][n][i];
         }
   }
 };
