@@ -119,6 +119,9 @@ def test_links_of_a_page_exist(page):
         assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
 
 
+SECTIONS_ON_A_CPU = ("benchmarks/sections.py", "--device", "cpu")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "expected"),
@@ -129,7 +132,7 @@ def test_links_of_a_page_exist(page):
         (["examples/temporal_order.py", "--steps", "20", "--length", "20"], "costates.png"),
         (["benchmarks/memory.py", "elman", "2000", "2", "16", "log-ratio", "auto"], "MB"),
         (
-            ["benchmarks/sections.py", "--device", "cpu", "--sizes", "4x3x5", "--sections", "own loop"],
+            [*SECTIONS_ON_A_CPU, "--sizes", "4x3x5", "--sections", "rows with a limit"],
             "| own-loop | gru | 4, 3, 5 |",
         ),
     ],

@@ -400,7 +400,8 @@ def read_template(name: str) -> str:
 
 
 PREFACE = """
-#define KERNEL(name) extern "C" __global__ void IN_CLUSTERS __launch_bounds__(NT, 1) name(const Args a)
+#define BOUNDS IN_CLUSTERS __launch_bounds__(NT, 1)
+#define KERNEL(name) extern "C" __global__ void BOUNDS name(const Args a)
 #define SHARED_MEMORY extern __shared__ __align__(16) unsigned char shared[]
 #define PAUSE()
 #define SYNC_WARP() __syncwarp()
