@@ -16,6 +16,8 @@ import copy
 import gc
 import importlib.util
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -38,6 +41,9 @@ from cases import Case, Data
 from coadjoint.gradients import captured
 from coadjoint.sweeps.engines import cell_refusal, load
 from coadjoint.sweeps.engines.cuda import capture, driver, geometry
+from coadjoint.training import ahead, display, step
+from coadjoint.training.plan import TrainingPlan
+from coadjoint.training.trainer import Training
 from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem
 
 poison.install()
@@ -864,6 +870,80 @@ def train(setting):
     yield "train", 2, failures, ""
 
 
+# steps of training
+
+
+STEPS = 14  # gradients are recorded at the third
+
+
+def run_of(setting, method, cell, folder=None, resume=False, stop=None, **options):
+    """The rows and weights of a run; stop: the step after which it is interrupted."""
+    torch.manual_seed(0)
+    net = co.Network(cell, inputs=6, hidden=32, outputs=4, output="softmax", device=setting.device)
+
+    class Stop(display.Silent):
+        def step(self, step, row):
+            if step == stop:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    task = co.tasks.TemporalOrder((20, 20))
+    few = {"batch": 8, "every": 100, "tests": 8, "confirm": 8, "probes": 2, "checkpoint": 100}
+    with contextlib.suppress(co.Interrupted):
+        result = co.train(
+            net, task, gradient=METHODS[method](), steps=STEPS, clip=0.05, display=Stop(),
+            folder=folder, resume=resume, **few, **options,
+        )  # fmt: skip
+        rows = [row for row in result.rows if row["kind"] == "train"]
+        return rows, [p.detach().clone() for p in net.parameters()]
+    return None
+
+
+def waiting():
+    """A context in which each step waits for its gradient, and for its batch."""
+    stack = contextlib.ExitStack()
+    at_once = mock.Mock(side_effect=lambda: contextlib.nullcontext([]))
+    stack.enter_context(mock.patch.object(step, "leave_replays", at_once))
+    stack.enter_context(mock.patch.object(ahead.MovedAhead, "prepare"))
+    return stack
+
+
+def steps(setting):
+    """A run has the same bits however its steps wait; once recorded, they wait for events alone."""
+    failures, count = [], 0
+    chosen = itertools.product(("elman", "lstm"), ("BPTT", "Penalised", "steered"))
+    for cell, method in chosen:
+        for optimiser in (co.optimisers.adam(1e-2), co.optimisers.sgd(1e-1)):
+            where = f"{cell}, {method}, {optimiser.name}"
+            rows, weights = run_of(setting, method, cell, optimiser=optimiser)
+            with waiting():
+                others = run_of(setting, method, cell, optimiser=optimiser)
+            with tempfile.TemporaryDirectory() as place:
+                folder = Path(place, "run")
+                run_of(setting, method, cell, folder, stop=7, optimiser=optimiser)
+                resumed = run_of(setting, method, cell, folder, True, optimiser=optimiser)
+            for what, run in (("waiting", others), ("resumed", resumed)):
+                if run is None or run[0] != rows or not all(map(torch.equal, run[1], weights)):
+                    failures.append(f"{where}, {what}: not the same bits")
+                count += 1
+    for method in ("BPTT", "Penalised") if not setting.dry else ():
+        net = co.Network("elman", inputs=6, hidden=32, outputs=4, output="softmax", device="cuda")
+        plan = TrainingPlan(gradient=METHODS[method](), batch=8, every=99, checkpoint=99, clip=0.01)
+        training = Training(net, co.tasks.TemporalOrder(20), plan)
+        with training.folder.open(training):
+            for _ in range(6):
+                training.advance()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for _ in range(3):
+                    training.advance()
+            except RuntimeError as error:
+                failures.append(f"{method}: a step waits: {error}")
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        count += 3
+    yield "waits", count, failures, ""
+
+
 # the modules of co.nn
 
 OPTIONS = (
@@ -1081,6 +1161,7 @@ GROUPS = {
         modules,
         shapes,
         train,
+        steps,
     )
 }
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from ..networks.interface import Net, NetRun
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
-from ..sweeps.checks import Check, all_hold, defer_checks, raise_failures
+from ..sweeps.checks import Check, all_hold, defer_checks, left_checks, raise_failures
 from ..sweeps.engines.cuda.capture import GraphCache, LastStream, capture_graph, prepare_stream
 from ..sweeps.engines.cuda.captured_function import weight_key
 from ..sweeps.engines.cuda.repeatable import function_key, may_record
-from ..sweeps.torch_internals import with_parameters
+from ..sweeps.torch_internals import copy_all, with_parameters
 from .evaluation import GradientTuple
 
 Compute = Callable[[Net, Batch, LossLike, Tensor], tuple[GradientTuple, NetRun]]
@@ -35,6 +35,33 @@ def is_on_gpu(batch: Batch) -> bool:
 def clone_tensor(y: Tensor | None) -> Tensor | None:
     """Return a copy of a tensor without its graph; None for None."""
     return None if y is None else y.detach().clone()
+
+
+def densely(result: GradientTuple) -> GradientTuple:
+    """Return a result whose tensors are contiguous, so that they can be copied together."""
+    return GradientTuple(
+        result.losses.contiguous(),
+        result.penalties.contiguous(),
+        {name: g.contiguous() for name, g in result.gradient.items()},
+        None if result.decays is None else result.decays.contiguous(),
+    )
+
+
+@torch.no_grad()
+def copy_result(result: GradientTuple) -> GradientTuple:
+    """Return copies of the tensors of a result, made in one call."""
+    losses = torch.empty_like(result.losses)
+    penalties = torch.empty_like(result.penalties)
+    gradient = {name: torch.empty_like(g) for name, g in result.gradient.items()}
+    sources = [result.losses, result.penalties, *result.gradient.values()]
+    targets = [losses, penalties, *gradient.values()]
+    decays = None
+    if result.decays is not None:
+        decays = torch.empty_like(result.decays)
+        sources.append(result.decays)
+        targets.append(decays)
+    copy_all(sources, targets)
+    return GradientTuple(losses, penalties, gradient, decays)
 
 
 class CapturedGradient:
@@ -55,7 +82,8 @@ class CapturedGradient:
         self.last_stream = LastStream(batch.u.device)  # of the last replay
         self.graph = torch.cuda.CUDAGraph()
         with capture_graph(self.graph, stream):
-            self.result, self.checks = self.compute(compute, net, loss)
+            result, self.checks = self.compute(compute, net, loss)
+            self.result = densely(result)
             # One number to read after a replay; the checks themselves only if it is false.
             self.fine = all_hold(self.checks)
 
@@ -82,16 +110,18 @@ class CapturedGradient:
         self.rho.fill_(rho)
         self.graph.replay()
         # The next replay overwrites the graph's own tensors.
-        graph_result = self.result
-        result = GradientTuple(
-            graph_result.losses.clone(),
-            graph_result.penalties.clone(),
-            {name: g.clone() for name, g in graph_result.gradient.items()},
-            None if graph_result.decays is None else graph_result.decays.clone(),
-        )
-        if not self.fine.item():
-            raise_failures(self.checks)
+        result = copy_result(self.result)
+        left = left_checks()
+        # Decays are read at once, and must not be those of a gradient that fails.
+        if left is not None and result.decays is None:
+            left.append(Check(self.fine, self.find_failure))
+        elif not self.fine.item():
+            self.find_failure()
         return result
+
+    def find_failure(self) -> None:
+        """Raise the error of the first check of the last replay that fails, if any does."""
+        raise_failures(self.checks)
 
 
 class CapturedGradients:

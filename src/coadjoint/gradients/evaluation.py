@@ -17,6 +17,7 @@ from ..networks.interface import Net, NetRun, run_function
 from ..networks.layers import Recorded
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from ..sweeps.checks import answers_late
 from ..sweeps.costates import BaseCostates
 from ..sweeps.torch_internals import change_count, named_parameters
 from .temporal import Temporal
@@ -164,12 +165,39 @@ class Evaluation:
     temporal_components = components
 
 
+class LateNumbers:
+    """The values of scalars on their way from a GPU: asked for now, waited for by `wait`.
+
+    What is launched in between does not have to be waited for. On a CPU the values are read at
+    once.
+    """
+
+    def __init__(self, scalars: Sequence[Tensor]) -> None:
+        self.values: list[float] = []
+        self.copy: Tensor | None = None  # on the CPU, filled when the GPU comes to it
+        self.copied: torch.cuda.Event | None = None  # None: by a stand-in of the tests
+        if not any(map(answers_late, scalars)):
+            self.values = [float(y) for y in scalars]
+            return
+        together = torch.stack([y.detach().double() for y in scalars])
+        self.copy = together.to("cpu", non_blocking=True)
+        if together.is_cuda:
+            self.copied = torch.cuda.Event()
+            self.copied.record(torch.cuda.current_stream(together.device))
+
+    def wait(self) -> list[float]:
+        """Return the values, once they are there."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        if self.copy is not None:
+            self.values = self.copy.tolist()
+            self.copy = None
+        return self.values
+
+
 def read_numbers(scalars: Sequence[Tensor]) -> list[float]:
     """Return the values of scalars, read together from a GPU: each reading waits for the device."""
-    if not any(y.is_cuda for y in scalars):
-        return [float(y) for y in scalars]
-    values: list[float] = torch.stack([y.double() for y in scalars]).tolist()
-    return values
+    return LateNumbers(scalars).wait()
 
 
 def name_gradients(parameters: dict[str, nn.Parameter], grads: Sequence[Tensor | None]) -> Gradient:

@@ -12,12 +12,15 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.utils import parametrize
 
 from ..errors import Unsupported
 from ..gradients.evaluation import Evaluation, Gradient, read_numbers
 from ..gradients.temporal import Temporal
 from ..networks.layerwise import Layerwise, ScaledTerms
+from ..sweeps.checks import answers_late
+from ..sweeps.torch_internals import norms_of
 
 
 def dot(a: Gradient, b: Gradient) -> float:
@@ -27,8 +30,15 @@ def dot(a: Gradient, b: Gradient) -> float:
 
 def norm(g: Gradient) -> float:
     """||g|| over all parameters, in float64."""
-    parts = [torch.linalg.vector_norm(y, dtype=torch.float64) for y in g.values()]
-    return math.hypot(*read_numbers(parts))
+    return math.hypot(*read_numbers(norms_of_parts(g)))
+
+
+def norms_of_parts(g: Gradient) -> list[Tensor]:
+    """||y|| for each parameter's part y of g, as scalars in float64."""
+    parts = list(g.values())
+    if parts and all(map(answers_late, parts)):  # a launch for each would take longer
+        return norms_of(parts)
+    return [torch.linalg.vector_norm(y, dtype=torch.float64) for y in parts]
 
 
 def steepest(e: Evaluation, rng: np.random.Generator) -> Gradient:

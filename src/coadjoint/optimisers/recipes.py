@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from ..networks.interface import Net
 from ..networks.ridge import Ridge
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from ..sweeps.checks import answers_late
 from ..sweeps.torch_internals import optimisers_without_compiler
 from .curvature import Curvature
 from .directions import DIRECTIONS
@@ -75,6 +76,7 @@ OPTIMISERS: dict[str, Recipe] = {
 # They choose direction and step themselves: no direction, step rule or clipping goes with them.
 SELF_DIRECTED = ("lbfgs", "hessian-free", "ridge")
 WITHOUT_STEP_SIZE = ("hessian-free", "ridge")
+FUSED = ("adam", "adamw")  # torch has one kernel for all parameters; the state is the same
 
 
 @dataclass(frozen=True)
@@ -140,17 +142,23 @@ class Optimiser:
             settings["max_eval"] = 25 * settings.get("max_iter", 20)
         return settings
 
-    def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The torch optimiser for some parameters."""
+    def make(
+        self, parameters: Iterable[nn.Parameter], fused: bool = False
+    ) -> torch.optim.Optimizer:
+        """The torch optimiser for some parameters.
+
+        fused: a step on all of them is one kernel of torch's, which FUSED optimisers have.
+        """
         if self.name in WITHOUT_STEP_SIZE:
             raise InputError(
                 f"optimiser '{self.name}' is not one of torch's. Pass it to co.train, which takes "
                 "its steps."
             )
+        settings = {**self.settings, "fused": True} if fused else self.settings
         try:
             with optimisers_without_compiler():
                 torch_optimiser: torch.optim.Optimizer = OPTIMISERS[self.name].make(
-                    parameters, lr=self.lr, **self.settings
+                    parameters, lr=self.lr, **settings
                 )
         except (ValueError, TypeError) as error:
             raise InputError(f"optimiser '{self.name}': {error_text(error)}.") from None
@@ -164,7 +172,8 @@ class Optimiser:
             return HessianFreeStepper(HessianFree(**options))
         if self.name == "ridge":
             return RidgeStepper(Ridge(net, options["ridge"]))  # type: ignore[arg-type]
-        torch_optimiser = self.make([p for p in net.parameters() if p.requires_grad])
+        trained = [p for p in net.parameters() if p.requires_grad]
+        torch_optimiser = self.make(trained, self.name in FUSED and can_be_fused(trained))
         if self.name == "lbfgs":
             return LBFGSStepper(torch_optimiser)
         return TorchStepper(torch_optimiser, self.rule)
@@ -179,6 +188,21 @@ class Optimiser:
         if self.name == "hessian-free":
             with contextlib.suppress(NumericalError):
                 Curvature(net, batch, loss)
+
+
+def can_be_fused(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether torch's kernel for all parameters at once can take the steps of these, on a GPU.
+
+    It counts steps in float32, as torch does elsewhere if that is the default type: a state that
+    was saved elsewhere can then be restored.
+    """
+    if not parameters or torch.get_default_dtype() is not torch.float32:
+        return False
+    for p in parameters:
+        is_real = p.dtype in (torch.float32, torch.float64)
+        if not is_real or not p.is_contiguous() or not answers_late(p):
+            return False
+    return True
 
 
 def optimiser(

@@ -27,6 +27,7 @@ from ..networks.interface import Net
 from ..networks.ridge import Ridge
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from ..sweeps.checks import answers_late
 from ..sweeps.torch_internals import named_parameters, take_step
 from .curvature import Curvature
 from .directions import dot, norm
@@ -158,6 +159,13 @@ def count_trained(net: Net) -> int:
     return sum(p.numel() for p in net.parameters() if p.requires_grad)
 
 
+def laid_out_like(p: Tensor, g: Tensor | None) -> Tensor | None:
+    """A gradient on a GPU with the strides of its parameter, as torch's kernels for many need."""
+    if g is None or not answers_late(g) or g.stride() == p.stride():
+        return g
+    return torch.empty_like(p, requires_grad=False).copy_(g)
+
+
 class TorchStepper:
     """A torch optimiser proposes a move, a step rule says how much of it is taken."""
 
@@ -194,7 +202,7 @@ class TorchStepper:
     ) -> None:
         """Take the torch optimiser's step against a direction, with step size `rate`."""
         for name, p in parameters.items():
-            p.grad = direction.get(name)
+            p.grad = laid_out_like(p, direction.get(name))
         moved = list(parameters.values())
         if self._joined is None and can_join(self._optimiser, moved):
             self._joined = JoinedStep(self._optimiser, moved)

@@ -4,6 +4,7 @@
     answers_late         whether an answer would wait: of values on a GPU
     require              make a check now; while a CUDA graph is captured, collect it
     defer_checks         inside, checks are collected
+    leave_replays        inside, replayed gradients leave their checks to the caller
     settle               make collected checks, with one answer for all that hold
     raise_failures       the same, with an answer for each
     plan.require_finite  a sweep's check that its values are finite
@@ -36,6 +37,8 @@ class Check(NamedTuple):
 
 # The checks of the capture under way in this thread; None outside a capture.
 _collected: ContextVar[list[Check] | None] = ContextVar("coadjoint_checks", default=None)
+# Where replayed gradients leave their checks in this thread; None: they make them.
+_left: ContextVar[list[Check] | None] = ContextVar("coadjoint_left_checks", default=None)
 
 
 def answers_late(y: Tensor) -> bool:
@@ -67,6 +70,25 @@ def new_checks() -> list[Check]:
     """The list to which a sweep adds its checks: that of `defer_checks`, or one of its own."""
     checks = _collected.get()
     return [] if checks is None else checks
+
+
+@contextlib.contextmanager
+def leave_replays() -> Iterator[list[Check]]:
+    """Inside, and in this thread alone, a replayed gradient does not wait: it leaves its check.
+
+    The caller makes the checks before the next replay, which overwrites what they read.
+    """
+    checks: list[Check] = []
+    token = _left.set(checks)
+    try:
+        yield checks
+    finally:
+        _left.reset(token)
+
+
+def left_checks() -> list[Check] | None:
+    """Where a replay leaves its check: the list of `leave_replays`; None: it makes the check."""
+    return _left.get()
 
 
 def require(holds: Tensor, make_error: MakeError) -> None:

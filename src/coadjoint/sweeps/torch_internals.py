@@ -198,6 +198,16 @@ def copy_all(sources: list[Tensor], targets: list[Tensor]) -> None:
     torch._foreach_copy_(targets, sources)
 
 
+def norms_of(tensors: list[Tensor]) -> list[Tensor]:
+    """||y|| of each tensor in float64, in one call."""
+    return list(torch._foreach_norm(tensors, 2, torch.float64))
+
+
+def scale_all(tensors: list[Tensor], factor: float) -> list[Tensor]:
+    """Each tensor times a factor, in one call."""
+    return list(torch._foreach_mul(tensors, factor))
+
+
 # autograd
 
 

@@ -16,7 +16,7 @@ own_defaults       defaults for your own data, where nobody gave a setting
 linear_start       a start for short series: the linear forecast
 matching           whether a network fits its task
 step               batches, gradients and clipping of one step
-ahead              batches of generated tasks, drawn several at a time
+ahead              batches of generated tasks, drawn several at a time or while a GPU is at work
 watch              validation along a run: the best weights, patience, success
 validation         held-out metrics, examples, and probes of the gradient
 looks              how held-out data is looked at: at once, or in segments

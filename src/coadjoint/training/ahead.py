@@ -1,19 +1,30 @@
-"""DrawnAhead: the training batches of a generated task, drawn several at a time.
+"""The training batches of a run: drawn several at a time, or while a GPU is at work.
+
+DrawnAhead   the batches of a generated task, drawn several at a time
+MovedAhead   the same on the network's device; a GPU is sent the next one while it works on this one
 
 To draw a small batch takes many short calls. Between two gradients their code has left the
 processor's caches, and a batch takes about twice the time of one that is drawn right after another.
+On a GPU it takes no time at all if the GPU has something else to do meanwhile.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import is_
 
-from ..objectives.batch import Batch
+import torch
+from torch import Tensor
+
+from ..networks.interface import Net
+from ..objectives.batch import MOVED, Batch
+from ..sweeps.checks import answers_late
 from ..tasks.generated import Generated
 from ..tasks.task import Task
 
 MOST_BATCHES = 16  # drawn one after the other
 MOST_BYTES = 2**20  # of their inputs together
+MOST_STAGED_BYTES = 2**26  # of a batch's tensor that is copied to memory from which a GPU reads
 
 
 class DrawnAhead:
@@ -48,6 +59,16 @@ class DrawnAhead:
         """Draw the batch with this number now."""
         return self.task.batch(number, self.size, self.seed)
 
+    def early(self, number: int) -> Batch | None:
+        """The batch with this number before its turn; None if it must be drawn at its turn."""
+        if number >= self.end or not draws_by_formula(self.task):
+            return None
+        if not self.has_same_settings():
+            self.waiting.clear()
+            self.settings = list(vars(self.task).values())
+        batch = self.waiting.pop(number, None)
+        return self.draw(number) if batch is None else batch
+
     def draw_after(self, number: int, batch: Batch) -> None:
         """Draw the batches after this one, as many as there is room for."""
         count = min(MOST_BATCHES, MOST_BYTES // max(1, batch.u.nbytes))
@@ -62,6 +83,82 @@ class DrawnAhead:
         """Whether nobody has changed the task since the waiting batches were drawn."""
         settings = vars(self.task).values()
         return len(settings) == len(self.settings) and all(map(is_, settings, self.settings))
+
+
+class MovedAhead:
+    """The batches of a run in the network's type, on its device."""
+
+    def __init__(self, net: Net, drawn: DrawnAhead) -> None:
+        """drawn: where the batches come from."""
+        self.net = net
+        self.drawn = drawn
+        self.is_late = False  # did the last batch go to a GPU, and is there room for another?
+        self.ready: Batch | None = None  # that has been sent to the device
+        self.number = -1  # of this batch
+        self.place: tuple[torch.dtype, torch.device] | None = None  # the network's, at that time
+
+    def batch(self, number: int) -> Batch:
+        """The batch with this number."""
+        batch = self.take(number)
+        if batch is None:
+            batch = self.send(self.drawn.batch(number))
+        return batch
+
+    def take(self, number: int) -> Batch | None:
+        """The batch that is ready, if it has this number and would still be the same."""
+        batch = self.ready
+        self.ready = None
+        if batch is None or number != self.number or self.place != self.present_place:
+            return None  # also if the network has been moved since then
+        return batch if self.drawn.has_same_settings() else None
+
+    def prepare(self, number: int) -> None:
+        """Draw the batch with this number and send it to a GPU, while the GPU is at work."""
+        self.ready = None
+        if not self.is_late:
+            return
+        self.place = self.present_place
+        try:
+            batch = self.drawn.early(number)
+            if batch is not None:
+                self.ready = self.send(batch)
+                self.number = number
+        except Exception:  # it is raised again when this batch has its turn
+            self.ready = None
+
+    @property
+    def present_place(self) -> tuple[torch.dtype, torch.device]:
+        """The type and the device of the network."""
+        like = self.net.like
+        return like.dtype, like.device
+
+    def send(self, batch: Batch) -> Batch:
+        """What net.move_batch returns; a GPU is not waited for."""
+        if self.is_late:
+            batch = self.staged(batch)
+        moved = self.net.move_batch(batch)
+        is_small = isinstance(moved.u, Tensor) and moved.u.nbytes <= MOST_STAGED_BYTES
+        # A `move_batch` of the user's own is given the batches as they are drawn.
+        is_plain = type(self.net).move_batch is Net.move_batch
+        self.is_late = is_small and is_plain and answers_late(moved.u)
+        return moved
+
+    def staged(self, batch: Batch) -> Batch:
+        """The batch with its tensors on the device, copied by way of memory that a GPU reads."""
+        dtype, device = self.present_place
+        parts = {name: getattr(batch, name) for name in MOVED}
+        for name, values in parts.items():
+            is_small = isinstance(values, Tensor) and values.nbytes <= MOST_STAGED_BYTES
+            if is_small and values.device.type == "cpu":
+                typed = values.to(dtype) if values.is_floating_point() else values
+                # torch keeps the staged memory until the device has read it.
+                parts[name] = stage(typed).to(device, non_blocking=True)
+        return replace(batch, **parts)
+
+
+def stage(values: Tensor) -> Tensor:
+    """A copy in memory from which a GPU reads by itself."""
+    return values.pin_memory()
 
 
 def draws_by_formula(task: Task) -> bool:

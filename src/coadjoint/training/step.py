@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import NumericalError
-from ..gradients.evaluation import Evaluation, Gradient, read_numbers
+from ..gradients.bptt import BPTT
+from ..gradients.evaluation import Evaluation, Gradient, LateNumbers
 from ..gradients.method import trained_parameters
 from ..gradients.penalised import Penalised
 from ..gradients.shared import unshared
 from ..networks.interface import Net
 from ..objectives.batch import Batch
-from ..optimisers.directions import DIRECTIONS, norm
+from ..optimisers.directions import DIRECTIONS, norm, norms_of_parts
 from ..optimisers.steppers import Point
-from ..sweeps.torch_internals import copy_all
+from ..sweeps.checks import Check, answers_late, leave_replays, raise_error
+from ..sweeps.torch_internals import copy_all, named_parameters, norms_of, scale_all
 from ..tasks.task import Task, rng
 from . import validation
-from .ahead import DrawnAhead
+from .ahead import DrawnAhead, MovedAhead
 from .plan import TrainingPlan
 from .progress import Progress
 
@@ -41,6 +44,30 @@ class StepResult:
     objective: float
     gradient: Gradient
     direction: Gradient  # what the optimiser follows: the gradient, or another direction
+
+
+class Launched(NamedTuple):
+    """The gradient of a step, launched; its figures are on their way from the device.
+
+    numbers: loss, penalty and objective; then the norms of the parts of the gradient and, if it is
+    another, of the direction, where they are needed; then whether the checks hold.
+    """
+
+    rho: float
+    gradient: Gradient
+    direction: Gradient
+    numbers: LateNumbers
+    checks: Sequence[Check]
+
+    def wait(self) -> tuple[StepResult, list[float]]:
+        """The result, and the norms; raises the error of a check that fails."""
+        loss, penalty, objective, *rest = self.numbers.wait()
+        count = len(rest) - len(self.checks)
+        for check, holds in zip(self.checks, rest[count:], strict=True):
+            if not holds:
+                raise_error(check.make_error())
+        result = StepResult(loss, penalty, self.rho, objective, self.gradient, self.direction)
+        return result, rest[:count]
 
 
 class StepEvaluator:
@@ -61,46 +88,69 @@ class StepEvaluator:
         self.progress = progress
         self.method = plan.method
         self.recipe = plan.recipe
-        self.drawn = DrawnAhead(task, plan.batch, plan.seed, plan.steps * plan.accumulate)
+        drawn = DrawnAhead(task, plan.batch, plan.seed, plan.steps * plan.accumulate)
+        self.moved = MovedAhead(net, drawn)
+        # Some gradients can be launched without an answer: one replay, whose checks are made before
+        # anything else is computed from it.
+        is_single = plan.accumulate == 1 and not plan.weight_noise
+        is_plain = type(self.method) in (BPTT, Penalised) and self.recipe.direction == "steepest"
+        self.leaves_checks = is_single and is_plain
 
-    def evaluate(self, step: int) -> StepResult:
-        """Draw the batches of a step (counted from 0) and differentiate the objective on them."""
+    def evaluate(self, step: int) -> Launched:
+        """Draw the batches of a step (counted from 0) and launch the gradient on them."""
         if hasattr(self.method, "step"):  # a penalty's weight may depend on it
             self.method.step = step
         self.rng_state = torch.get_rng_state()  # `_same_random_numbers` goes back to it
-        drawn = (self.draw_batch(step, k) for k in range(self.plan.accumulate))
-        self.batches = tuple(self.net.move_batch(batch) for batch in drawn)
-        return self.differentiate(step)
+        self.batches = tuple(self.draw_batch(step, k) for k in range(self.plan.accumulate))
+        if not self.leaves_checks:
+            return self.launch(step, measured=True)
+        with leave_replays() as checks:
+            return self.launch(step, checks, measured=True)
 
-    def evaluate_finite(self, step: int) -> tuple[StepResult, float, float]:
+    def evaluate_finite(
+        self, step: int, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[StepResult, float, float]:
         """The result of `evaluate`, and the norms of its gradient and of its direction.
 
-        Raises NumericalError if the loss, the gradient or the direction is not finite.
+        Raises NumericalError if the loss, the gradient or the direction is not finite. meanwhile:
+        is called while a GPU is at work.
         """
-        result = self.evaluate(step)
-        gradient_norm = norm(result.gradient)
+        launched = self.evaluate(step)
+        if meanwhile is not None:
+            meanwhile()
+        if self.plan.easiest is None and self.plan.accumulate == 1:
+            self.moved.prepare(step + 1)
+        result, norms = launched.wait()
+        count = len(result.gradient)
+        gradient_norm = math.hypot(*norms[:count])
         direction_norm = gradient_norm
         if result.direction is not result.gradient:
-            direction_norm = norm(result.direction)
+            direction_norm = math.hypot(*norms[count:])
         if not all(map(math.isfinite, (result.loss, gradient_norm, direction_norm))):
             raise NumericalError(self.describe_nonfinite(result))
         return result, gradient_norm, direction_norm
 
     def draw_batch(self, step: int, k: int) -> Batch:
-        """Batch k of the `accumulate` batches of a step, chosen by the curriculum if any."""
+        """Batch k of the `accumulate` batches of a step, chosen by the curriculum if any.
+
+        It is in the network's type, on its device.
+        """
         plan = self.plan
         number = step * plan.accumulate + k  # the batches of all steps are counted through
         if plan.easiest is None:
-            return self.drawn.batch(number)
+            return self.moved.batch(number)
         candidates = round(plan.batch / plan.easiest.share(step))
         if plan.easiest.by == "loss" and candidates > plan.batch:
             self.count_work(candidates / 2)  # one forward sweep, half a gradient, for each
-        return plan.easiest.choose(self.net, self.task, step, plan.batch, plan.seed, number)
+        easiest = plan.easiest.choose(self.net, self.task, step, plan.batch, plan.seed, number)
+        return self.net.move_batch(easiest)
 
-    def differentiate(self, step: int) -> StepResult:
+    def launch(self, step: int, checks: Sequence[Check] = (), measured: bool = False) -> Launched:
         """The objective and its gradient on the batches of this step, at the present weights.
 
         They are means over all samples. A direction other than "steepest" is computed as well.
+        checks: where a replay leaves those to be made by `Launched.wait`. measured: the norms are
+        needed, too.
         """
         seed = self.plan.seed
         steepest = self.recipe.direction == "steepest"
@@ -124,22 +174,21 @@ class StepEvaluator:
         self.suspect = find_suspect(evaluations)
         total = sum(sizes)
         weights = [size / total for size in sizes]
-        gradient = mean_gradient(weights, [each.gradient for each in evaluations])
-        direction = gradient if steepest else mean_gradient(weights, directions)
-        means = (
+        gradient = in_own_memory(mean_gradient(weights, [each.gradient for each in evaluations]))
+        direction = gradient
+        if not steepest:
+            direction = in_own_memory(mean_gradient(weights, directions))
+        scalars = [
             weighted_mean(weights, [each.loss for each in evaluations]),
             weighted_mean(weights, [each.penalty for each in evaluations]),
             weighted_mean(weights, [each.objective for each in evaluations]),
-        )
-        loss, penalty, objective = read_numbers(means)
-        return StepResult(
-            loss=loss,
-            penalty=penalty,
-            rho=evaluations[-1].rho,
-            objective=objective,
-            gradient=gradient,
-            direction=direction,
-        )
+        ]
+        if measured:
+            scalars += norms_of_parts(gradient)
+        if measured and not steepest:
+            scalars += norms_of_parts(direction)
+        numbers = LateNumbers([*scalars, *(check.holds for check in checks)])
+        return Launched(evaluations[-1].rho, gradient, direction, numbers, checks)
 
     def point(self, step: int, result: StepResult, direction: Gradient) -> Point:
         """What the optimiser steps from: the objective, its gradient, and the (clipped) direction.
@@ -188,7 +237,7 @@ class StepEvaluator:
         state = dict(self.method.state)
         try:
             with self._same_random_numbers():
-                result = self.differentiate(step)
+                result, _ = self.launch(step).wait()
         finally:
             self.method.state.update(state)
         return result.objective, result.gradient
@@ -229,7 +278,7 @@ class StepEvaluator:
         if plan.clip_mean is not None and progress.norms > 0:
             bound = min(bound, plan.clip_mean * progress.norms)
         if size > bound:
-            direction = {name: g * (bound / size) for name, g in direction.items()}
+            direction = scaled(direction, bound / size)
             clipped = True
         # One explosion must not raise the running mean so far that the next one passes unclipped.
         counted = size
@@ -279,28 +328,71 @@ def weighted_mean(weights: Sequence[float], values: Sequence[Tensor]) -> Tensor:
     return mean
 
 
-@torch.no_grad()
+def scaled(g: Gradient, factor: float) -> Gradient:
+    """A gradient times a factor."""
+    if not all(map(answers_late, g.values())):
+        return {name: y * factor for name, y in g.items()}
+    return dict(zip(g, scale_all(list(g.values()), factor), strict=True))
+
+
+def in_own_memory(g: Gradient) -> Gradient:
+    """A gradient on a GPU as arrays in memory of their own; on a CPU as it is.
+
+    What a GPU sums up, and in which order, depends on how an array lies in memory. A gradient that
+    is replayed and one that is computed operation by operation must have the same norm.
+    """
+    if not all(map(answers_late, g.values())):
+        return g
+    own = {}
+    for name, y in g.items():
+        is_own = y.is_contiguous() and y.storage_offset() == 0
+        own[name] = y if is_own else y.clone(memory_format=torch.contiguous_format)
+    return own
+
+
 def nonfinite_names(parameters: Mapping[str, Tensor]) -> list[str]:
     """The names of the parameters that have an entry which is not finite."""
-    # A sum is finite only if all of its terms are. It may overflow where they are finite.
-    sums = read_numbers([p.sum() for p in parameters.values()])
-    if all(map(math.isfinite, sums)):
-        return []
-    return [name for name, p in parameters.items() if not torch.isfinite(p).all()]
+    return look_for_nonfinite(parameters)()
+
+
+@torch.no_grad()
+def look_for_nonfinite(parameters: Mapping[str, Tensor]) -> Callable[[], list[str]]:
+    """Launch what finds `nonfinite_names`; returns a function that waits for them."""
+    values = list(parameters.values())
+    # A sum or a norm is finite only if all of its terms are. It may overflow where they are finite.
+    if all(map(answers_late, values)):
+        numbers = LateNumbers(norms_of(values))
+    else:
+        numbers = LateNumbers([p.sum() for p in values])
+
+    def names() -> list[str]:
+        if all(map(math.isfinite, numbers.wait())):
+            return []
+        return [name for name, p in parameters.items() if not torch.isfinite(p).all()]
+
+    return names
 
 
 class WeightsBefore:
     """The weights as they were before the present step, in memory that is kept for the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.parameters: dict[str, nn.Parameter] = {}
         self.copies: dict[str, Tensor] = {}
 
-    def take(self, parameters: Mapping[str, Tensor]) -> None:
+    def take(self) -> None:
         """Copy the present weights."""
+        parameters = dict(named_parameters(self.net))
+        self.parameters = parameters
         if not self.fits(parameters):
             self.copies = {name: torch.empty_like(p) for name, p in parameters.items()}
         with torch.no_grad():
             copy_all(list(parameters.values()), list(self.copies.values()))
+
+    def put_back(self) -> None:
+        """Give the network these weights again; its buffers are left alone."""
+        self.net.load_state_dict(self.copies, strict=False)
 
     def fits(self, parameters: Mapping[str, Tensor]) -> bool:
         """Whether the copies have the names, types and shapes of the parameters."""

@@ -16,7 +16,6 @@ from ..gradients.shared import Shared
 from ..networks.interface import Net
 from ..optimisers.directions import distance
 from ..optimisers.recipes import WITHOUT_STEP_SIZE
-from ..sweeps.torch_internals import named_parameters
 from ..tasks.data import Data
 from ..tasks.task import Task
 from . import json_rows, schemas
@@ -31,7 +30,7 @@ from .plan import TrainingPlan
 from .progress import Progress, Result, summarise_distances
 from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_part
 from .run_folder import RunFolder
-from .step import StepEvaluator, StepResult, WeightsBefore, nonfinite_names
+from .step import StepEvaluator, StepResult, WeightsBefore, look_for_nonfinite
 from .storage import Checkpoint
 from .validation import collect_findings
 from .watch import Watch
@@ -59,7 +58,7 @@ class Training:
         self.status = "finished"
         self.rows: list[Row] = []  # only of a run without a folder: others keep theirs on disk
         self.evaluator = StepEvaluator(net, task, plan, self.progress)
-        self.before = WeightsBefore()
+        self.before = WeightsBefore(net)
         self.watch = Watch(net, task, plan, self.progress, self.log, self.say)
         # A display may take over the terminal: nothing is refused any more once it is there.
         self.display = make_display(
@@ -76,26 +75,22 @@ class Training:
         """
         self.step += 1
         recipe = self.plan.recipe
+        evaluate = self.evaluator.evaluate_finite
         try:
-            result, gradient_norm, size = self.evaluator.evaluate_finite(self.step - 1)
+            result, gradient_norm, size = evaluate(self.step - 1, meanwhile=self.before.take)
         except NumericalError as error:
             self.reject_step(str(error))
             return
         direction, clipped = self.evaluator.clip(result.direction, size, self.step)
         rate = recipe.lr * recipe.schedule(self.step - 1, self.plan.steps) * self.progress.factor
-        parameters = dict(named_parameters(self.net))
-        self.before.take(parameters)
         point = self.evaluator.point(self.step - 1, result, direction)
         try:
             figures = self.stepper.step(point, rate)
         except NumericalError as error:
-            self.put_weights_back()
+            self.before.put_back()
             self.reject_step(str(error))
             return
-        faulty = nonfinite_names(parameters)
-        if faulty:  # cannot be skipped: the optimiser's state is lost, too
-            names = ", ".join(faulty)
-            self.undo_step(f"{names} is not finite after the optimiser's step: lower the step size")
+        faulty_names = look_for_nonfinite(self.before.parameters)  # a GPU looks during what follows
         row = self.step_row(result, gradient_norm)
         if recipe.name not in WITHOUT_STEP_SIZE:
             row["rate"] = rate
@@ -104,6 +99,10 @@ class Training:
         row |= figures
         if recipe.direction != "steepest":
             row["distance"] = distance(result.direction, result.gradient)
+        faulty = faulty_names()
+        if faulty:  # cannot be skipped: the optimiser's state is lost, too
+            names = ", ".join(faulty)
+            self.undo_step(f"{names} is not finite after the optimiser's step: lower the step size")
         self.log(row)
         self.display.step(self.step, row)
         self.end_step()
@@ -162,16 +161,12 @@ class Training:
         self.display.say(message)
         self.end_step()
 
-    def put_weights_back(self) -> None:
-        """Give the network the weights from before the step; its buffers are left alone."""
-        self.net.load_state_dict(self.before.copies, strict=False)
-
     def undo_step(self, reason: str) -> NoReturn:
         """Put the weights from before the step back, and stop.
 
         No checkpoint is saved: the step overflowed, and the optimiser's state with it.
         """
-        self.put_weights_back()
+        self.before.put_back()
         self.step -= 1
         self.fail(f"step {self.step + 1}: {reason}")
 
