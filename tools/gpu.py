@@ -1071,6 +1071,70 @@ def modules(setting):
     )
 
 
+# calls of one step
+
+
+STEPPED = (
+    *(("RNN", {}), ("LSTM", {}), ("GRU", {"bias": False}), ("RNN", {"nonlinearity": "relu"})),
+    *((kind, {"num_layers": 2, "bidirectional": True}) for kind in ("RNN", "LSTM", "GRU")),
+    *(("RNNCell", {}), ("LSTMCell", {}), ("LSTMCell", {"bias": False}), ("GRUCell", {})),
+)
+
+
+def stepped(kind, options, dtype, device, edited):
+    """Outputs of three calls of one step, first and second derivatives by inputs and weights.
+
+    edited: the last outputs are changed in place before the backward.
+    """
+    torch.manual_seed(0)
+    module = getattr(co.nn, kind)(5, 37, **options, dtype=F64).to(dtype).to(device)
+    is_cell = kind.endswith("Cell")
+    u = torch.randn(3, *(() if is_cell else (1,)), 33, 5, dtype=F64).to(dtype).to(device)
+    u.requires_grad_()
+    state, total = None, 0.0
+    for one in u:
+        out = module(one, state)
+        state = out if is_cell else out[1]
+        outputs = list(out) if isinstance(out, tuple) else [out]
+        if isinstance(outputs[-1], tuple):
+            outputs[-1:] = outputs[-1]
+        total = total + sum((i + 1) * (y**3).sum() for i, y in enumerate(outputs))
+    found = [y.detach().clone() for y in outputs]
+    if edited:
+        with torch.no_grad():
+            for y in outputs:
+                y.fill_(7)
+        total = sum((i + 1) * (y * 2).sum() for i, y in enumerate(outputs))
+    mine = [u, *module.parameters()]
+    by = torch.autograd.grad(total, mine, create_graph=not edited)
+    if not edited:
+        found += torch.autograd.grad(sum(g.square().sum() for g in by), mine)
+    return [y.detach().cpu().double() for y in (*found, *by)]
+
+
+def steps(setting):
+    """Calls of one step against the CPU in float64, by torch's own cells."""
+    failures, count = [], 0
+    sweep = co.nn.layers.run_sweep
+    for (kind, options), edited in itertools.product(STEPPED, (False, True)):
+        truth = stepped(kind, options, F64, "cpu", edited)
+        for dtype in (F32, F64):
+            count += 1
+            where = f"{kind} {options}, {dtype}, edited={edited}"
+            try:
+                for module in (co.nn.layers, co.nn.cells):
+                    module.run_sweep = None  # not called
+                off = worst(stepped(kind, options, dtype, setting.device, edited), truth)
+                if not off < BARS[dtype]:
+                    failures.append(f"{where}: {off:.1e}")
+            except Exception as error:
+                failures.append(f"{where}: {type(error).__name__} {error}")
+            finally:
+                for module in (co.nn.layers, co.nn.cells):
+                    module.run_sweep = sweep
+    yield "steps", count, failures, ""
+
+
 # networks of several layers, decoders, curvature
 
 
@@ -1159,6 +1223,7 @@ GROUPS = {
         gradient_penalties,
         captures,
         modules,
+        steps,
         shapes,
         train,
         steps,

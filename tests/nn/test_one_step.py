@@ -1,4 +1,8 @@
-"""One step on a CPU, by torch's own functions: the values and derivatives of a sweep."""
+"""One step by torch's own functions: the values and derivatives of a sweep.
+
+A CPU stands in for a GPU (fixture `place`): modules run cell by cell, and cells are functions whose
+derivatives read the results that those of torch's kernels read.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,43 @@ def make(name, library=co.nn, **more):
     torch.manual_seed(1)
     options = (MODULES | CELLS)[name] | more
     return getattr(library, name.split()[0])(3, 4, **options, **DOUBLE)
+
+
+class ResultIsRead(torch.autograd.Function):
+    """The value itself, and a derivative that reads it, as that of a kernel on a GPU may."""
+
+    @staticmethod
+    def forward(ctx, y):
+        result = y.clone()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx, bar):
+        [result] = ctx.saved_tensors  # an error if it was changed
+        return bar + 0 * result
+
+
+def lstm_cell_of_a_gpu(u, states, *weights):
+    """torch's function on a GPU: its derivative reads c'."""
+    i, f, g, o = one_step_gates(u, states[0], *weights).chunk(4, 1)
+    c = ResultIsRead.apply(f.sigmoid() * states[1] + i.sigmoid() * g.tanh())
+    return o.sigmoid() * c.tanh(), c
+
+
+def one_step_gates(u, h, W_ih, W_hh, b_ih=None, b_hh=None):
+    """The gates of an LSTM."""
+    return nn.functional.linear(u, W_ih, b_ih) + nn.functional.linear(h, W_hh, b_hh)
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def place(request, monkeypatch):
+    """Where the step is taken; on a "gpu" torch's functions of whole layers are not called."""
+    if request.param == "gpu":
+        monkeypatch.setattr(one_step, "is_on_gpu", lambda y: True)
+        monkeypatch.setattr(one_step, "LAYERS", {})
+        monkeypatch.setitem(one_step.CELLS, "LSTM", lstm_cell_of_a_gpu)
+    return request.param
 
 
 def leaves_of(module, single):
@@ -90,7 +131,9 @@ def sweeps_counted(monkeypatch):
 @pytest.mark.parametrize("with_states", [True, False], ids=["hx", "zeros"])
 @pytest.mark.parametrize("single", [False, True], ids=["samples", "one sample"])
 @pytest.mark.parametrize("name", [*MODULES, *CELLS])
-def test_values_and_two_derivatives_are_those_of_a_sweep(name, single, with_states, monkeypatch):
+def test_values_and_two_derivatives_are_those_of_a_sweep(
+    name, single, with_states, place, monkeypatch
+):
     module = make(name)
     by_sweep = copy.deepcopy(module)
     by_sweep._engine = "eager"
@@ -133,7 +176,7 @@ def test_loops_of_single_steps_pass_gradgradcheck(name):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_outputs_of_one_step_can_be_edited_in_place(name):
+def test_outputs_of_one_step_can_be_edited_in_place(name, place):
     found = []
     for library in (nn, co.nn):
         module = make(name, library)
@@ -147,10 +190,11 @@ def test_outputs_of_one_step_can_be_edited_in_place(name):
     close(found[1], found[0], 1e-13, name)
 
 
-def test_dropout_between_layers_draws_as_torchs():
+@pytest.mark.parametrize("name", ["RNN two layers", "LSTM two layers", "GRU two layers"])
+def test_dropout_between_layers_draws_as_torchs(name, place):
     found = []
     for library in (nn, co.nn):
-        module = make("LSTM two layers", library, dropout=0.5)
+        module = make(name, library, dropout=0.5)
         torch.manual_seed(3)
         found.append(call(module, leaves_of(module, single=False)))
         assert not torch.equal(found[-1][0], call(module.eval(), leaves_of(module, False))[0])
@@ -254,7 +298,7 @@ def test_refusals_of_one_step_are_those_of_a_sweep():
 
 
 @pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"])
-def test_new_states_may_be_changed_before_a_backward_pass(name):
+def test_new_states_may_be_changed_before_a_backward_pass(name, place):
     module = getattr(co.nn, name)(3, 4, dtype=torch.float64)
     u = torch.randn(*(() if name.endswith("Cell") else (1,)), 2, 3, dtype=torch.float64)
     gradients = []
@@ -270,3 +314,27 @@ def test_new_states_may_be_changed_before_a_backward_pass(name):
         gradients.append([p.grad.clone() for p in module.parameters()])
     for kept, changed in zip(*gradients, strict=True):
         assert torch.equal(kept, changed)
+
+
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"])
+def test_outputs_share_no_memory(name, place):
+    module = getattr(co.nn, name)(3, 4)
+    u = torch.randn(*(() if name.endswith("Cell") else (1,)), 2, 3)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            outputs = tree_leaves(module(u))
+        assert len({y.untyped_storage().data_ptr() for y in outputs}) == len(outputs)
+
+
+def test_other_devices_are_left_to_sweeps():
+    u, h = torch.randn(1, 2, 3), torch.zeros(1, 2, 4)
+    elsewhere = torch.zeros(1, 2, 4, device="meta")
+    module = co.nn.GRU(3, 4)
+    names = module._weight_names
+    assert one_step.step_of_layers(module, names, u, h) is not None
+    assert one_step.step_of_layers(module, names, u, elsewhere) is None
+    assert one_step.step_of_layers(module, names, u.to("meta"), None) is None
+    on_meta = co.nn.GRU(3, 4, device="meta")
+    assert one_step.step_of_layers(on_meta, names, u.to("meta"), elsewhere) is None
+    with pytest.raises(co.InputError, match="on meta"):
+        module(u, elsewhere)

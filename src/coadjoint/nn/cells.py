@@ -33,8 +33,8 @@ RNN_MODES = {"tanh": "RNN_TANH", "relu": "RNN_RELU"}
 class CellModule(nn.RNNCellBase):
     """What RNNCell, LSTMCell and GRUCell share: torch's cell.
 
-    On a CPU it is torch's own operations (one_step); otherwise, or where torch traces or
-    transforms them, a sweep of one step.
+    It is torch's own operations (one_step), on a CPU and on a GPU; otherwise, or where torch traces
+    or transforms them, a sweep of one step.
     """
 
     slots = 1  # of the state: 2 for h and c

@@ -1,10 +1,12 @@
-"""One step of a module on a CPU, by torch's own functions: no rows, plan or tape.
+"""One step of a module on a CPU or a GPU, by torch's own functions: no rows, plan or tape.
 
 A decoder or an agent calls its module for every step, and what a sweep sets up for a call then
-takes longer than the step. On a CPU, torch's cells and its RNN and GRU are made of differentiable
-operations, so that they have derivatives of any order, as sweeps have. Its LSTM may be one
-operation of oneDNN, which has one derivative: it is run cell by cell. Calls that are unusual in any
-way are left to the sweeps, and so are the refusals: the functions here return None for them.
+takes longer than the step. torch's cells are made of differentiable operations, so that they have
+derivatives of any order, as sweeps have: on a GPU an LSTM's and a GRU's gates are one kernel, whose
+derivative is another one, or written out where it will be differentiated. So are the layers of an
+RNN and a GRU on a CPU. All others are run cell by cell: an LSTM's may be one operation of oneDNN on
+a CPU, and those on a GPU are cuDNN's, which have one derivative. Calls that are unusual in any way
+are left to the sweeps, and so are the refusals: the functions here return None for them.
 """
 
 from __future__ import annotations
@@ -58,17 +60,30 @@ def step_of_cell(
     if states is None:
         return None
     if slots > 1:
-        pair: Hidden = CELLS[mode](input, states, *weights)
-        return pair
+        h, c = CELLS[mode](input, states, *weights)
+        return h, free_memory(c)
     return free_to_change(CELLS[mode](input, states[0], *weights), mode)
 
 
 def free_to_change(after: Tensor, mode: str) -> Tensor:
-    """The new state, which may be changed in place before a backward pass, as that of a sweep.
+    """The new h, which may be changed in place before a backward pass, as that of a sweep.
 
     The derivative of tanh and ReLU is computed from their values, so that these are copied.
     """
     return after.clone() if mode in COPIED and after.requires_grad else after
+
+
+def free_memory(c: Tensor) -> Tensor:
+    """The new c of an LSTM, which may be changed in place before a backward pass.
+
+    The derivative of the one kernel on a GPU reads c, that of the operations on a CPU does not.
+    """
+    return c.clone() if c.requires_grad and is_on_gpu(c) else c
+
+
+def is_on_gpu(y: Tensor) -> bool:
+    """Is y on a GPU, where the cells are one kernel and the layers are cuDNN's?"""
+    return y.is_cuda
 
 
 def step_of_sample(
@@ -113,7 +128,7 @@ def step_of_layers(
     if is_single:
         input = input.unsqueeze(axis)
         states = [y.unsqueeze(1) for y in states]
-    if module.slots > 1:
+    if module.slots > 1 or is_on_gpu(input):
         output, last = step_by_cells(module, input.select(axis, 0), states, weights, directions)
         output = output.unsqueeze(axis)
     else:
@@ -143,9 +158,10 @@ def step_by_cells(
     weights: Sequence[Tensor],
     directions: int,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The top layer's h' [B, directions hidden], and all h' and c', [layers directions, B, hidden].
+    """The top layer's h' [B, directions hidden], and all h' (and c') of the layers.
 
-    u [B, inputs]; states: all h and c; weights: direction by direction.
+    u [B, inputs]; states: all h (and c), [layers directions, B, hidden], as those returned;
+    weights: direction by direction.
     """
     count = module.num_layers * directions
     of_each = len(weights) // count
@@ -159,13 +175,17 @@ def step_by_cells(
         if layer and module.dropout:
             u = dropout(u, module.dropout, module.training)
         for i in range(layer * directions, (layer + 1) * directions):
-            after.append(cell(u, before[i], *weights[i * of_each : (i + 1) * of_each]))
+            own = weights[i * of_each : (i + 1) * of_each]
+            if module.slots > 1:
+                after.append(cell(u, before[i], *own))
+            else:
+                after.append((cell(u, before[i][0], *own),))
         u = after[-1][0]
         if directions > 1:
             u = torch.cat([after[-2][0], u], 1)
-    # Stacks are copies, so that each result can be changed in place. No derivative reads h' itself.
+    # Stacks are copies, so that each result can be changed in place.
     last = tuple([torch.stack(y) for y in zip(*after, strict=True)])
-    return u, last
+    return (u if directions > 1 else free_to_change(u, module.mode)), last
 
 
 def usual_weights(own: Mapping[str, Tensor | None], names: Sequence[str]) -> list[Tensor] | None:
@@ -189,7 +209,7 @@ def usual_weights(own: Mapping[str, Tensor | None], names: Sequence[str]) -> lis
     except RuntimeError:  # stored in another way, as a sparse tensor, or wrapped by torch.func
         return None
     W = weights[1]  # weight_hh
-    return weights if W.is_cpu and W.dtype in DTYPES else None
+    return weights if (W.is_cpu or W.is_cuda) and W.dtype in DTYPES else None
 
 
 def usual_states(
@@ -215,12 +235,12 @@ def usual_states(
 
 
 def is_usual(y: object, like: Tensor) -> TypeGuard[Tensor]:
-    """Is y an ordinary tensor with values on a CPU, of the type of `like`?"""
+    """Is y an ordinary tensor with values, of the type and on the device of `like`?"""
     return (
         type(y) in PLAIN
         and isinstance(y, Tensor)
-        and y.is_cpu
         and y.dtype is like.dtype
+        and y.device == like.device
         and not y.is_nested
         and has_memory(y)
     )
