@@ -126,10 +126,14 @@ def test_a_gradient_is_waited_for_once_while_the_next_batch_is_drawn(gpu, monkey
     monkeypatch.setattr(graphs.Graph, "replay", noting("replay", graphs.Graph.replay))
     seen.clear()
     training.advance()
-    assert seen == ["replay", "draw", "wait", "wait"]  # the second is for the new weights
+    # Four batches are drawn together; the second wait is for the new weights.
+    assert seen == ["replay", "draw", "draw", "draw", "draw", "wait", "wait"]
+    seen.clear()
+    training.advance()
+    assert seen == ["replay", "wait", "wait"]
     seen.clear()
     advance(training, training.plan.steps - training.step)
-    assert seen.count("draw") == 12 - 5 - 1  # nothing is drawn beyond the last step
+    assert seen.count("draw") == 12 - 9  # nothing is drawn beyond the last step
 
 
 def test_a_failed_check_is_the_error_of_its_step(gpu):
@@ -227,12 +231,13 @@ def test_a_batch_that_is_ready_is_drawn_anew_if_task_or_network_have_changed(gpu
     training = made()
     advance(training, 4)
     moved = training.evaluator.moved
-    assert moved.ready is not None
+    assert sorted(moved.ready) == [4]
     training.task.span = (15, 15)
     advance(training, 1)
     assert len(training.evaluator.batches[0].u) == 15
+    assert sorted(moved.ready) == [5, 6, 7, 8]
     training.net.float()
-    assert moved.take(moved.number) is None
+    assert moved.take(5) is None
 
 
 def test_an_error_while_a_batch_is_drawn_ahead_is_raised_at_its_turn(gpu):
@@ -247,20 +252,20 @@ def test_an_error_while_a_batch_is_drawn_ahead_is_raised_at_its_turn(gpu):
     task = Failing(12)
     training = advance(made(task=task), 3)
     Failing.fails = True
-    advance(training, 1)
-    assert len(training.rows) == 4
+    advance(training, 2)  # batches 3 and 4 are ready
+    assert len(training.rows) == 5
     with pytest.raises(co.DataError, match="no more"):
         advance(training, 1)
-    assert len(training.rows) == 4
+    assert len(training.rows) == 5
 
 
 def test_large_batches_are_sent_at_their_turn(gpu, monkeypatch):
     monkeypatch.setattr(ahead, "MOST_STAGED_BYTES", 8 * 12 * 3 * 6 - 1)
     training = advance(made(), 4)
-    assert training.evaluator.moved.ready is None
+    assert not training.evaluator.moved.ready
     monkeypatch.setattr(ahead, "MOST_STAGED_BYTES", 8 * 12 * 3 * 6)
     advance(training, 1)
-    assert training.evaluator.moved.ready is not None
+    assert training.evaluator.moved.ready
 
 
 def test_a_network_that_moves_its_batches_itself_is_given_them_as_they_are_drawn(gpu):

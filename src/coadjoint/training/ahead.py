@@ -1,15 +1,17 @@
 """The training batches of a run: drawn several at a time, or while a GPU is at work.
 
 DrawnAhead   the batches of a generated task, drawn several at a time
-MovedAhead   the same on the network's device; a GPU is sent the next one while it works on this one
+MovedAhead   the same on the network's device; a GPU is sent the next ones while it works
 
 To draw a small batch takes many short calls. Between two gradients their code has left the
 processor's caches, and a batch takes about twice the time of one that is drawn right after another.
-On a GPU it takes no time at all if the GPU has something else to do meanwhile.
+On a GPU it takes no time at all if the GPU has something else to do meanwhile, and a few batches
+are sent together, because each sending takes as long as drawing a small one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import is_
 
@@ -25,6 +27,8 @@ from ..tasks.task import Task
 MOST_BATCHES = 16  # drawn one after the other
 MOST_BYTES = 2**20  # of their inputs together
 MOST_STAGED_BYTES = 2**26  # of a batch's tensor that is copied to memory from which a GPU reads
+MOST_TOGETHER = 4  # batches that are sent to a GPU together
+MOST_TOGETHER_BYTES = 2**22  # of their inputs
 
 
 class DrawnAhead:
@@ -93,44 +97,68 @@ class MovedAhead:
         self.net = net
         self.drawn = drawn
         self.is_late = False  # did the last batch go to a GPU, and is there room for another?
-        self.ready: Batch | None = None  # that has been sent to the device
-        self.number = -1  # of this batch
+        self.ready: dict[int, Batch] = {}  # that have been sent to the device, by number
         self.place: tuple[torch.dtype, torch.device] | None = None  # the network's, at that time
 
     def batch(self, number: int) -> Batch:
         """The batch with this number."""
         batch = self.take(number)
         if batch is None:
+            self.ready.clear()
             batch = self.send(self.drawn.batch(number))
         return batch
 
     def take(self, number: int) -> Batch | None:
-        """The batch that is ready, if it has this number and would still be the same."""
-        batch = self.ready
-        self.ready = None
-        if batch is None or number != self.number or self.place != self.present_place:
-            return None  # also if the network has been moved since then
-        return batch if self.drawn.has_same_settings() else None
+        """The batch with this number, if it is ready and would still be the same."""
+        if not self.holds(number):
+            return None
+        return self.ready.pop(number)
+
+    def holds(self, number: int) -> bool:
+        """Whether the batch is ready, and neither task nor network have been changed since."""
+        if number not in self.ready or self.place != self.present_place:
+            return False
+        return self.drawn.has_same_settings()
 
     def prepare(self, number: int) -> None:
-        """Draw the batch with this number and send it to a GPU, while the GPU is at work."""
-        self.ready = None
+        """Draw this batch and a few after it, and send them to a GPU, while it is at work."""
+        if self.is_late and self.holds(number):
+            return
+        self.ready.clear()
         if not self.is_late:
             return
         self.place = self.present_place
         try:
-            batch = self.drawn.early(number)
-            if batch is not None:
-                self.ready = self.send(batch)
-                self.number = number
+            drawn: list[Batch] = []
+            while len(drawn) < MOST_TOGETHER and fits(drawn):
+                batch = self.drawn.early(number + len(drawn))
+                if batch is None:
+                    break
+                drawn.append(batch)
+            self.ready = dict(enumerate(self.send_together(drawn), number))
         except Exception:  # it is raised again when this batch has its turn
-            self.ready = None
+            self.ready.clear()
 
     @property
     def present_place(self) -> tuple[torch.dtype, torch.device]:
         """The type and the device of the network."""
         like = self.net.like
         return like.dtype, like.device
+
+    def send_together(self, batches: Sequence[Batch]) -> list[Batch]:
+        """What net.move_batch returns for each; those of one shape are sent as one array."""
+        if len(batches) < 2 or not are_alike(batches):
+            return [self.send(batch) for batch in batches]
+        u = torch.stack([batch.u for batch in batches])
+        y = None
+        if isinstance(batches[0].y, Tensor):
+            y = torch.stack([batch.y for batch in batches])
+        joined = self.staged(replace(batches[0], u=u, y=y))
+        moved = []
+        for i, batch in enumerate(batches):
+            part = replace(batch, u=joined.u[i], y=None if joined.y is None else joined.y[i])
+            moved.append(self.net.move_batch(part))
+        return moved
 
     def send(self, batch: Batch) -> Batch:
         """What net.move_batch returns; a GPU is not waited for."""
@@ -154,6 +182,26 @@ class MovedAhead:
                 # torch keeps the staged memory until the device has read it.
                 parts[name] = stage(typed).to(device, non_blocking=True)
         return replace(batch, **parts)
+
+
+def fits(drawn: Sequence[Batch]) -> bool:
+    """Whether one more batch of the size of those that were drawn may be sent with them."""
+    if not drawn:
+        return True
+    together: int = (len(drawn) + 1) * drawn[0].u.nbytes
+    return together <= MOST_TOGETHER_BYTES
+
+
+def are_alike(batches: Sequence[Batch]) -> bool:
+    """Whether batches consist of inputs and answers alone, of the same shapes and types."""
+    shapes = set()
+    for batch in batches:
+        if any(getattr(batch, name) is not None for name in ("lengths", "mask", "weight", "x0")):
+            return False
+        y = batch.y
+        shape_of_y = (y.shape, y.dtype) if isinstance(y, Tensor) else y
+        shapes.add((batch.u.shape, batch.u.dtype, shape_of_y))
+    return len(shapes) == 1
 
 
 def stage(values: Tensor) -> Tensor:
