@@ -184,8 +184,18 @@ def step_by_cells(
         if directions > 1:
             u = torch.cat([after[-2][0], u], 1)
     # Stacks are copies, so that each result can be changed in place.
-    last = tuple([torch.stack(y) for y in zip(*after, strict=True)])
+    last = tuple([own_stack(y, slot) for slot, y in enumerate(zip(*after, strict=True))])
     return (u if directions > 1 else free_to_change(u, module.mode)), last
+
+
+def own_stack(states: Sequence[Tensor], slot: int) -> Tensor:
+    """One state of each layer and direction, in own memory: [layers directions, B, hidden].
+
+    slot: 0 for h, which is the output, too; 1 for c, which nothing else reads without gradients.
+    """
+    if slot and len(states) == 1 and not states[0].requires_grad:
+        return states[0].unsqueeze(0)
+    return torch.stack(tuple(states))
 
 
 def usual_weights(own: Mapping[str, Tensor | None], names: Sequence[str]) -> list[Tensor] | None:
