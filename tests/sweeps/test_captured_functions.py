@@ -16,6 +16,8 @@ import torch
 
 import coadjoint as co
 import graphs
+from coadjoint.sweeps import checks
+from coadjoint.sweeps.engines.cuda import captured_stages
 from coadjoint.sweeps.engines.cuda.captured_stages import Stage
 from coadjoint.sweeps.rows import uniform_rows
 
@@ -420,13 +422,16 @@ def test_methods_and_runs_without_gradients_are_not_captured(gpu):
     assert "recordings" not in vars(net)
 
 
-def test_a_step_waits_for_the_device_once(gpu):
-    """Whatever is checked, one value is read: after the last replay."""
+def test_a_step_waits_for_the_device_once(gpu, monkeypatch):
+    """Whatever is checked, the counts of failures are read: once, after the last replay."""
     net = make_net()
     u, y = draw(0)
     for _ in range(6):
         penalised(net, u, y)
     read = []
+    usual = checks.FailureCounts.read
+    count_read = lambda table: (read.append(table), usual(table))[1]  # noqa: E731
+    monkeypatch.setattr(checks.FailureCounts, "read", count_read)
 
     class Reads(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -440,6 +445,134 @@ def test_a_step_waits_for_the_device_once(gpu):
     with Reads():
         objective.backward()
     assert len(read) == 1
+
+
+def test_a_step_copies_once_for_each_type(gpu, monkeypatch):
+    """Nothing is cloned by itself. Arrays of two types, torch would copy one by one."""
+    net = make_net("gru")
+    u, y = draw(0)
+    for _ in range(6):
+        penalised(net, u, y)
+    copied = []
+
+    def copy_all(sources, targets):
+        assert len({z.dtype for z in (*sources, *targets)}) == 1
+        copied.append(len(sources))
+        torch._foreach_copy_(targets, sources)
+
+    monkeypatch.setattr(captured_stages, "copy_all", copy_all)
+    monkeypatch.setattr(graphs.Graph, "replay", lambda graph: None)
+    with torch.autograd.profiler.profile() as profile:
+        lam = net(u).costates("cross-entropy", y)
+        (lam.loss + co.penalties.log_ratio(lam)).mean().backward()
+    names = [event.name for event in profile.function_events]
+    assert names.count("aten::_foreach_copy_") == len(copied)
+    # The results of the run; the costates' arguments without y, and results without exponents; the
+    # penalty's; then gradients, of the costates by arguments and weights, of the run by weights.
+    assert copied == [8, 6, 2, 2, 2, 8, 5, 4]
+    assert names.count("aten::clone") == 0
+
+
+def test_what_a_run_returns_may_be_changed(gpu):
+    """Its tensors share no memory with each other, nor with the recording."""
+    net = make_net("gru")
+    u, y = draw(0)
+    for _ in range(4):
+        penalised(net, u, y)
+    expected = penalised(net, u, y)
+    run = net(u)
+    lam = run.costates("cross-entropy", y)
+    tensors = [run.run.x, run.run.last, *run.run.saved, lam.rows, lam.powers, lam.loss]
+    of_one = [z.untyped_storage().data_ptr() for z in tensors if z is not None]
+    assert len(set(of_one)) == len({id(z) for z in tensors if z is not None}) == 9
+    lam.loss.mean().backward()
+    grads = [p.grad.untyped_storage().data_ptr() for p in net.parameters()]
+    assert len(set(grads)) == len(grads)
+    with torch.no_grad():
+        for z in tensors:
+            if z is not None:
+                z.zero_()
+    net.zero_grad()
+    assert_same(penalised(net, u, y), expected)
+    lam = net(u).costates("cross-entropy", y)
+    lam.loss.mul_(2)
+    grads = torch.autograd.grad(lam.loss.sum(), net.V)
+    assert_same(grads, [2 * g for g in torch.autograd.grad(penalised_loss(net, u, y), net.V)])
+
+
+@pytest.mark.parametrize("cell", ["elman", "gru"])
+def test_a_replayed_run_can_be_pushed(cell, gpu):
+    """Along a change of the inputs, by the weights of the run."""
+    net = make_net(cell)
+    plain = never_replayed(net)
+    u, y = draw(0)
+    for _ in range(5):
+        penalised(net, u, y)
+    found = []
+    for each in (net, plain):
+        change = each(u).push(u.flip(0))
+        found.append([change, *torch.autograd.grad(change.square().sum(), [each.W, each.R])])
+    assert_same(*found)
+
+
+def penalised_loss(net, u, y):
+    """The sum of the losses."""
+    return net(u).costates("cross-entropy", y).loss.sum()
+
+
+def test_a_failure_is_that_of_its_own_call(gpu):
+    """Whoever reads the counts: a failure is raised in its own backward, and in no other."""
+    net = make_net()
+    other = copy.deepcopy(net)
+    plain = never_replayed(net)
+    u, y = draw(0)
+    bad = u.clone()
+    bad[2, 1, 0] = torch.nan
+    for each in (net, other):
+        for _ in range(5):
+            penalised(each, u, y)
+    for _ in range(2):
+        late = net(bad).costates("cross-entropy", y)
+        assert_same(penalised(other, u, y), penalised(plain, u, y))
+        assert_same(penalised(net, u, y), penalised(plain, u, y))
+        with pytest.raises(co.InputError, match="`u` holds NaN or inf, first at step 3"):
+            late.loss.sum().backward()
+    net(bad)  # nobody asks for the answer
+    net(u).costates("cross-entropy", y)
+    assert_same(penalised(net, u, y), penalised(plain, u, y))
+    with pytest.raises(co.InputError, match="`u` holds NaN or inf, first at step 3"):
+        penalised(net, bad, y)
+
+
+def test_failures_are_counted_in_more_than_one_table(gpu, monkeypatch):
+    monkeypatch.setattr(checks.FailureCounts, "PLACES", 1)
+    monkeypatch.setattr(captured_stages, "_failures", {})
+    net = make_net()
+    u, y = draw(0)
+    for _ in range(6):
+        expected = penalised(net, u, y)
+    with pytest.raises(co.InputError, match=r"class numbers must lie in 0\.\.3; got 5"):
+        penalised(net, u, y * 0 + 5)
+    with pytest.raises(co.InputError, match="`u` holds NaN or inf"):
+        penalised(net, u * torch.nan, y)
+    assert_same(penalised(net, u, y), expected)
+
+
+def test_checks_that_are_not_made_keep_no_graph(gpu):
+    """A run without a backward goes when the user drops it, without the garbage collector."""
+    net = make_net("lstm")
+    for i in range(6):
+        penalised(net, *draw(i))
+    u, y = draw(0)
+    run = net(u)
+    lam = run.costates("cross-entropy", y)
+    kept = [weakref.ref(z) for z in (run, run.run.x, lam.rows, run.run.plan)]
+    gc.disable()
+    try:
+        del run, lam
+        assert not any(each() is not None for each in kept)
+    finally:
+        gc.enable()
 
 
 def test_graphs_go_with_their_network(gpu):

@@ -195,6 +195,46 @@ def test_a_recording_is_taken_under_a_lock(gpu, monkeypatch):
     assert in_use(root)
 
 
+def test_a_recording_that_was_given_up_is_not_found(gpu):
+    cache = capture.GraphCache("this")
+    made = [object(), object()]
+    for _ in range(capture.CALLS_BEFORE_RECORDING):
+        assert cache.find("one", lambda: made[0]) is None
+    for _ in range(3):
+        assert cache.find("one", lambda: made[0]) is made[0]
+    for i in range(4):
+        found = cache.find("two", lambda: made[1])
+        assert found is (made[1] if i >= capture.CALLS_BEFORE_RECORDING else None)
+    assert cache.find("one", None) is made[0]
+    cache.give_up("one")
+    assert cache.find("one", None) is None
+    assert cache.find("two", None) is made[1]
+    for i in range(capture.MOST_RECORDINGS + 1):  # those not used for long are dropped
+        for _ in range(3):
+            cache.find(i, lambda: made[0])
+    assert "two" not in cache.entries
+
+
+def test_a_stream_waits_for_the_last_one(monkeypatch):
+    waits = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def wait_stream(self, other):
+            waits.append((self.name, other.name))
+
+    current = [1]
+    monkeypatch.setattr(capture, "current_stream_address", lambda device: current[0])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(current[0]))
+    last = capture.LastStream(torch.device("cuda", 0))
+    for address in (1, 1, 2, 2, 1):
+        current[0] = address
+        last.wait()
+    assert waits == [(2, 1), (1, 2)]
+
+
 # weights that are computed
 
 

@@ -242,6 +242,30 @@ def test_parameters_are_named_as_torch_names_them():
     assert [name for name, _ in internals.named_parameters(Named(2, 2))] == ["other"]
 
 
+def test_modules_and_buffers_within_a_module_are_those_that_torch_lists():
+    shared = nn.BatchNorm1d(2)
+    module = nn.ModuleDict({"first": shared, "second": nn.Sequential(shared, nn.BatchNorm1d(3))})
+    module["second"].register_buffer("own", torch.zeros(1))
+    module["second"].register_buffer("none", None)
+    module["second"].register_module("no module", None)
+    found = internals.modules_within(module)
+    assert found[0] is module
+    assert {id(inner) for inner in found} == {id(inner) for inner in module.modules()}
+    assert len(found) == len(list(module.modules()))
+    buffers = internals.buffers_within(module)
+    assert {id(y) for y in buffers} == {id(y) for y in module.buffers()}
+    assert len(buffers) == len(list(module.buffers())) == 7
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
+def test_streams_are_told_apart():
+    device = torch.device("cuda", torch.cuda.current_device())
+    usual = internals.current_stream_address(device)
+    assert usual == torch.cuda.current_stream(device).cuda_stream
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        assert internals.current_stream_address(device) != usual
+
+
 def test_parameters_of_a_module_itself_are_known():
     module = nn.Linear(2, 2, bias=False)
     assert list(internals.own_parameters(module)) == ["weight", "bias"]

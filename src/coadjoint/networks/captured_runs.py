@@ -26,13 +26,19 @@ from ..sweeps import engines
 from ..sweeps.checks import answers_late, is_deferring_checks
 from ..sweeps.costates import Costates, Measure, RecurrenceRun
 from ..sweeps.engines.cuda.capture import Unrecordable
-from ..sweeps.engines.cuda.captured_function import CapturedFunctions, Ledger, weight_key
+from ..sweeps.engines.cuda.captured_function import (
+    CapturedFunctions,
+    Ledger,
+    is_parameter,
+    weight_key,
+)
 from ..sweeps.engines.cuda.captured_stages import Results
 from ..sweeps.engines.cuda.repeatable import function_key
 from ..sweeps.layout import Layout
 from ..sweeps.plan import Engine, Saved, SweepPlan
 from ..sweeps.run import FormulaRun, RunView
 from ..sweeps.torch_internals import (
+    buffers_within,
     named_parameters,
     nothing_intervenes,
     with_parameters,
@@ -46,6 +52,10 @@ if TYPE_CHECKING:
     from .network import Network
 
 
+# What a run depends on of its network, other than tensors: the cell, the engine, and so on.
+NetworkKey = tuple[Hashable, ...]
+
+
 class SweptTensors(NamedTuple):
     """The tensors of a run, as far as they are there."""
 
@@ -57,17 +67,15 @@ class SweptTensors(NamedTuple):
     p: Tensor | None
     W: Tensor | None
     R_base: Tensor
-    b_base: Tensor | None
     R_side: Tensor | None
-    b_side: Tensor | None
 
     @staticmethod
     def of(run: FormulaRun, input_weights: InputWeights) -> SweptTensors:
         """Those of this run, whose drive was made with these weights."""
         a, v, x, p, q = run.saved
-        (R_base, b_base), side = input_weights
-        R_side, b_side = (None, None) if side is None else side
-        return SweptTensors(x, a, run.last, q, v, p, run.W, R_base, b_base, R_side, b_side)
+        (R_base, _), side = input_weights
+        R_side = None if side is None else side[0]
+        return SweptTensors(x, a, run.last, q, v, p, run.W, R_base, R_side)
 
     def run(self, plan: SweepPlan) -> FormulaRun:
         """The run."""
@@ -75,9 +83,9 @@ class SweptTensors(NamedTuple):
 
     @property
     def input_weights(self) -> InputWeights:
-        """The weights that made the drive."""
-        side = None if self.R_side is None else (self.R_side, self.b_side)
-        return (self.R_base, self.b_base), side
+        """The weights that made the drive, without biases."""
+        side = None if self.R_side is None else (self.R_side, None)
+        return (self.R_base, None), side
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +197,7 @@ class CallRecordings(NamedTuple):
     """The recordings of a network, for one call of it."""
 
     recordings: Recordings
-    network_key: Hashable  # what the run depends on of the network, other than tensors
+    network_key: NetworkKey
 
 
 class Recordings:
@@ -203,7 +211,7 @@ class Recordings:
     def replay_sweep(
         self,
         network: Network,
-        network_key: Hashable,
+        network_key: NetworkKey,
         layout: Layout,
         u: Tensor,
         x0: Tensor | None,
@@ -215,14 +223,14 @@ class Recordings:
                 named[name] = y
         # Weights that are computed, or handed to a copy of the network by torch's DataParallel, lie
         # elsewhere at each call.
-        if not named or not all(isinstance(w, torch.nn.Parameter) for w in named.values()):
+        if not named or not all(map(is_parameter, named.values())):
             return None
-        engine = engines.load(network.engine)
+        engine = engines.load(str(network_key[1]))
         assert network.cell is not None
         assert engine is not None
         plan = SweepPlan(network.cell, layout.rows, engine)
         f = SweepMap(network, layout, tuple(named))
-        buffers = [weight_key(y) for _, y in network.named_buffers()]  # read where they lie
+        buffers = map(weight_key, buffers_within(network))  # read where they lie
         key = (network_key, layout.rows.T, layout.rows.B, f.names, *buffers)
         data = [u] if x0 is None else [u, x0]
         ledger = Ledger(plan.checks, settles=True)
@@ -263,7 +271,7 @@ class Recordings:
         for name, value in trajectory.extra.items():
             named[f"extra.{name}"] = value
         # Weights are read where they lie. What was computed from them lies elsewhere at each call.
-        weights = {name: w for name, w in named.items() if isinstance(w, torch.nn.Parameter)}
+        weights = {name: w for name, w in named.items() if is_parameter(w)}
         data = {name: w for name, w in named.items() if name not in weights}
         network = trajectory.network
         names = (*data, *weights)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,8 @@ from ..sweeps.layout import Layout, lay_out
 from ..sweeps.rows import Rows
 from ..sweeps.run import SweepRun
 from ..sweeps.wrappers import refuse_wrapper_around
-from .captured_runs import Recordings, recordings_of
-from .effective_weights import EffectiveWeights
+from .captured_runs import NetworkKey, Recordings, recordings_of
+from .effective_weights import EffectiveWeights, without_biases
 from .interface import check_positive
 from .readout import DROPOUT_MASK, Extra, Readout, check_dropout
 from .recurrence import Recurrence
@@ -173,7 +173,7 @@ class Network(Recurrence, Readout):
         """The number of visible state entries, by which initialisers scale the readout."""
         return self.visible_width
 
-    def graph_key(self) -> Hashable | None:
+    def graph_key(self) -> NetworkKey | None:
         """A key for the CUDA graph of this network's gradient; None if it cannot be captured.
 
         Only runs on GPU kernels without fresh random numbers can be captured and repeated.
@@ -289,7 +289,7 @@ class Network(Recurrence, Readout):
             V=V,
             b_o=b_o,
             extra=extra,
-            input_weights=input_weights,
+            input_weights=without_biases(input_weights),
             input_mask=input_mask,
             recordings=None if call is None else call.recordings,
         )

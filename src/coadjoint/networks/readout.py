@@ -38,7 +38,7 @@ from ..objectives.losses import Output
 from ..sweeps.affine import affine
 from ..sweeps.layout import Layout
 from ..sweeps.rows import Rows
-from ..sweeps.torch_internals import has_parameter, named_parameters
+from ..sweeps.torch_internals import has_parameter, named_parameters, own_parameters
 from .interface import NetRun, SequenceNet
 
 Extra = Mapping[str, Tensor]  # weights of a readout other than V and b_o, and its dropout mask
@@ -290,11 +290,14 @@ class Readout(SequenceNet):
     def extra_weights(self) -> dict[str, Tensor]:
         """The readout's current weights other than V and b_o, by name."""
         extra: dict[str, Tensor] = {}
+        own = own_parameters(self)
         for name in EXTRA_PARAMETERS:
-            if hasattr(self, name):
+            # hasattr takes long where there is none; a computed one is a property of the class.
+            if name in own or name in vars(self) or hasattr(type(self), name):
                 extra[name] = getattr(self, name)
-        for name, weight in named_parameters(self.deep):
-            extra[f"deep.{name}"] = weight
+        if len(self.deep):
+            for name, weight in named_parameters(self.deep):
+                extra[f"deep.{name}"] = weight
         return extra
 
     @property

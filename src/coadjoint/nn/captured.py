@@ -6,9 +6,8 @@ from collections.abc import Hashable, Sequence
 from typing import cast
 
 from torch import Tensor
-from torch.nn import Parameter
 
-from ..sweeps.engines.cuda.captured_function import CapturedFunctions
+from ..sweeps.engines.cuda.captured_function import CapturedFunctions, is_parameter
 from ..sweeps.engines.cuda.captured_stages import Map
 
 
@@ -26,7 +25,7 @@ class CapturedModules(CapturedFunctions):
         key: what else f depends on.
         """
         # A graph reads weights where they lie, and a computed one lies elsewhere at each call.
-        stay_in_place = all(isinstance(w, Parameter) for w in weights)
+        stay_in_place = all(map(is_parameter, weights))
         replayed = self.replay(key, f, data, weights) if stay_in_place else None
         results = f(data, weights) if replayed is None else replayed
         return cast(Sequence[Tensor], results)  # the layers return no None

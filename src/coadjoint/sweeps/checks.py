@@ -1,6 +1,7 @@
 """Checks of values: made at once on a CPU, later on a GPU, where an answer waits for queued work.
 
     Check                something that must hold, and the error if it does not
+    FailureCounts        how many checks have failed, counted where they are made
     answers_late         whether an answer would wait: of values on a GPU
     require              make a check now; while a CUDA graph is captured, collect it
     defer_checks         inside, checks are collected
@@ -18,7 +19,7 @@ capture belongs to the thread that makes it: other threads check at once, as alw
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -28,10 +29,68 @@ from torch import Tensor
 MakeError = Callable[[], Exception | None]
 
 
+class FailureCounts:
+    """How many checks have failed, at each of PLACES places: counted on their device.
+
+    A CUDA graph counts at a place of its own. To read all counts waits for the device once, and
+    whoever knows a count from before knows whether a check has failed since.
+    """
+
+    PLACES = 64
+
+    def __init__(self, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.counts = torch.zeros(self.PLACES, dtype=torch.int64, device=device)
+        self.seen = [0] * self.PLACES  # the counts as somebody has read them; they never fall
+        self.taken = 0
+        self.read()  # other streams will count: they must not do so before the zeros are there
+
+    def take_place(self) -> FailurePlace:
+        """A place that nobody has."""
+        self.taken += 1
+        return FailurePlace(self, self.taken - 1)
+
+    def read(self) -> list[int]:
+        """Wait for the device and return all counts."""
+        values: list[int] = self.counts.tolist()
+        self.seen = values
+        return values
+
+
+class FailurePlace(NamedTuple):
+    """A place of FailureCounts."""
+
+    table: FailureCounts
+    number: int
+
+    def add(self, failed: Tensor) -> None:
+        """Count a check, on its device; failed: a bool."""
+        self.table.counts[self.number].add_(failed)
+
+    def last_seen(self) -> Count:
+        """The count as somebody has read it: it may have grown since."""
+        return Count(self.table, self.number, self.table.seen[self.number])
+
+
+class Count(NamedTuple):
+    """A check of which this is known: there had been `before` failures at its place or more."""
+
+    table: FailureCounts
+    number: int
+    before: int
+
+    def is_same(self, counts: Counts) -> bool:
+        """Is it still that? If not, the failure may be that of another check: make_error looks."""
+        return counts[self.table][self.number] == self.before
+
+
+Counts = Mapping[FailureCounts, Sequence[int]]  # as one thread has read them
+
+
 class Check(NamedTuple):
     """Something that must hold, to be checked later."""
 
-    holds: Tensor  # a bool
+    holds: Tensor | Count  # a bool; or where its failure would have been counted
     make_error: MakeError  # what to raise if it does not hold; None for a false alarm
 
 
@@ -107,20 +166,43 @@ def settle(checks: list[Check]) -> None:
     """Make the checks collected so far and forget them; the first that fails raises its error."""
     made = checks[:]
     checks.clear()
-    # One answer for all checks first: each answer waits for the GPU.
-    if made and not all_hold(made).item():
-        raise_failures(made)
+    if not made:
+        return
+    counts = read_counts(made)
+    if not have_held(made, counts):
+        raise_failures(made, counts)
+
+
+def read_counts(checks: Sequence[Check]) -> Counts:
+    """The counts of failures that these checks refer to: one answer of the GPU for each table."""
+    tables = {check.holds.table for check in checks if isinstance(check.holds, Count)}
+    return {table: table.read() for table in tables}
+
+
+def have_held(checks: Sequence[Check], counts: Counts) -> bool:
+    """Have all checks held? One answer of the GPU for all that are not counted."""
+    others: list[Check] = []
+    for check in checks:
+        if not isinstance(check.holds, Count):
+            others.append(check)
+        elif not check.holds.is_same(counts):
+            return False
+    return not others or bool(all_hold(others).item())
 
 
 def all_hold(checks: Sequence[Check]) -> Tensor:
-    """Do all checks hold? One bool, on their device."""
-    return torch.stack([check.holds for check in checks]).all()
+    """Do all checks hold that are not counted? One bool, on their device."""
+    holds = [check.holds for check in checks if isinstance(check.holds, Tensor)]
+    return holds[0] if len(holds) == 1 else torch.stack(holds).all()
 
 
-def raise_failures(checks: Sequence[Check]) -> None:
-    """Raise the error of the first check that fails, if any does."""
+def raise_failures(checks: Sequence[Check], counts: Counts | None = None) -> None:
+    """Raise the error of the first check that fails, if any does. counts: None to read them."""
+    if counts is None:
+        counts = read_counts(checks)
     for check in checks:
-        if not check.holds.item():
+        holds = check.holds
+        if not (holds.is_same(counts) if isinstance(holds, Count) else holds.item()):
             raise_error(check.make_error())
 
 

@@ -166,7 +166,7 @@ def needed_inputs(ctx: Context) -> tuple[bool, ...]:
     """
     # An input that cannot be differentiated has no node: the others have theirs, in order.
     nodes = iter([node for node, _ in ctx.next_functions if node is not None])
-    return tuple(need and _is_needed(next(nodes)) for need in ctx.needs_input_grad)
+    return tuple([need and _is_needed(next(nodes)) for need in ctx.needs_input_grad])
 
 
 def _is_needed(node: Node) -> bool:

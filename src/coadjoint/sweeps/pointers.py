@@ -180,6 +180,8 @@ def has_lost_memory(y: Tensor) -> bool:
     """Has a plain tensor lost its values? Other tensors may keep them elsewhere: False."""
     if type(y) not in PLAIN or y.is_meta or is_wrapped(y):
         return False
+    if y.is_contiguous() and y.untyped_storage().nbytes() >= y.nbytes + 8 * y.storage_offset():
+        return False  # as in has_memory
     return is_short_of_memory(y)
 
 

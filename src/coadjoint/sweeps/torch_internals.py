@@ -193,6 +193,11 @@ def unflatten(flat: Tensor, like: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return views
 
 
+def current_stream_address(device: torch.device) -> int:
+    """CUDA's name of the current stream on a device; to make torch's object of it takes longer."""
+    return torch._C._cuda_getCurrentRawStream(device.index)
+
+
 def copy_all(sources: list[Tensor], targets: list[Tensor]) -> None:
     """Copy each source to its target, in one call."""
     torch._foreach_copy_(targets, sources)
@@ -233,10 +238,7 @@ def with_parameters(module: nn.Module, given: Mapping[str, Tensor]) -> AbstractC
 
 
 def child_modules(module: nn.Module) -> list[tuple[str, nn.Module | None]]:
-    """The modules directly inside, with their names.
-
-    One that has two names comes twice; named_children() would leave out the second.
-    """
+    """The modules directly inside, with names; one with two names comes twice."""
     return list(module._modules.items())
 
 
@@ -267,19 +269,28 @@ def named_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return list(found.values())
 
 
-def parametrisations_within(module: nn.Module) -> Iterator[nn.ModuleDict]:
-    """Those of a module and the modules inside it, by the weight; many calls ask for them."""
-    visited: set[int] = set()
-    waiting: list[nn.Module | None] = [module]
-    while waiting:
-        inner = waiting.pop()
-        if inner is None or id(inner) in visited:
-            continue
-        visited.add(id(inner))
-        for name, child in inner._modules.items():
-            if name == "parametrizations" and isinstance(child, nn.ModuleDict):
-                yield child
-            waiting.append(child)
+def modules_within(module: nn.Module) -> list[nn.Module]:
+    """A module and all those inside it, each once; many calls ask for them."""
+    found = [module]
+    visited = {id(module)}
+    for inner in found:  # which grows
+        for child in inner._modules.values():
+            if child is not None and id(child) not in visited:
+                visited.add(id(child))
+                found.append(child)
+    return found
+
+
+def parametrisations_within(module: nn.Module) -> list[nn.ModuleDict]:
+    """Those of a module and the modules inside it, by the weight."""
+    every = [inner._modules.get("parametrizations") for inner in modules_within(module)]
+    return [y for y in every if isinstance(y, nn.ModuleDict)]
+
+
+def buffers_within(module: nn.Module) -> list[Tensor]:
+    """Those of a module and the modules inside it."""
+    every = [y for inner in modules_within(module) for y in inner._buffers.values()]
+    return [y for y in every if y is not None]
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:

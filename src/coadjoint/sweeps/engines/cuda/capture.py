@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ....errors import CoadjointError
-from ...torch_internals import TorchDispatchMode, tree_leaves
+from ...torch_internals import TorchDispatchMode, current_stream_address, tree_leaves
 
 CALLS_BEFORE_RECORDING = 2  # they run operation by operation
 MOST_RECORDINGS = 4  # that a cache keeps
@@ -58,15 +58,20 @@ class LastStream:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream: torch.cuda.Stream | None = None
+        self.address: int | None = None  # CUDA's name of the stream
 
     def wait(self) -> None:
         """Let the current stream wait for what was launched on the last one, if that is another."""
         if self.device.type != "cuda":  # a stand-in of the tests
             return
+        address = current_stream_address(self.device)
+        if address == self.address:
+            return
         current = torch.cuda.current_stream(self.device)
-        if self.stream is not None and self.stream != current:
+        if self.stream is not None:
             current.wait_stream(self.stream)
         self.stream = current
+        self.address = address
 
 
 class RefuseWaiting(TorchDispatchMode):
@@ -172,6 +177,8 @@ class GraphCache(Generic[Captured]):
         self.what = what
         # By key: how many calls there were so far, the recording, or None if none can be made.
         self.entries: OrderedDict[Hashable, int | Captured | None] = OrderedDict()
+        # The key and the recording that were found last: to compare keys is quicker than to hash.
+        self._latest: tuple[Hashable, Captured] | None = None
         self.refusal = ""  # of the last recording that failed
         self.warned = False
 
@@ -181,6 +188,9 @@ class GraphCache(Generic[Captured]):
         So do the first CALLS_BEFORE_RECORDING calls, those during another recording, and all calls
         if no recording can be made. build: makes the recording.
         """
+        latest = self._latest
+        if latest is not None and latest[0] == key:
+            return latest[1]
         entry = self.entries.pop(key, 0)
         if isinstance(entry, int):
             calls = entry + 1
@@ -193,7 +203,16 @@ class GraphCache(Generic[Captured]):
                     if is_free:
                         entry = self.record(build)
         self.entries[key] = entry  # at the end: the one used last is dropped last
-        return None if isinstance(entry, int) else entry
+        if entry is None or isinstance(entry, int):
+            self._latest = None
+            return None
+        self._latest = key, entry
+        return entry
+
+    def give_up(self, key: Hashable) -> None:
+        """Forget the recording for this key, and make no other."""
+        self._latest = None
+        self.entries[key] = None
 
     def drop_one(self) -> None:
         """Drop the oldest count, or else the oldest recording.

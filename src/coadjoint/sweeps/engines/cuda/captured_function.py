@@ -5,8 +5,9 @@ it. A function that is called again and again with data of one shape is captured
 from then on, and so are its derivatives (captured_stages.py). A backward whose stage is not
 captured, or finds that a later call has overwritten what it reads, computes operation by operation.
 
-Replays read no values. Where the function makes checks, each replay leaves one answer for all of
-them in a Ledger; if it says no, the operations are repeated one by one to find out why.
+Replays read no values. Where the function makes checks, each replay counts their failures on the
+device and notes in a Ledger where. If the count has grown when it is read, the operations are
+repeated one by one to find out why; or that all is well, and the failure was that of another call.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Parameter
 
 from ...checks import Check, defer_checks, raise_failures, settle
 from ...functions import Context, Gradients, is_transformed, needed_inputs
+from ...torch_internals import unwrap_dead_wrappers
 from .capture import GraphCache, recording_turn
 from .captured_stages import Map, Pattern, Results, Stage, Use, capture_function
 from .repeatable import may_record
@@ -47,14 +50,14 @@ class CapturedCall(NamedTuple):
     ledger: Ledger | None
     use: Use
 
-    def note(self, stage: Stage, holds: Tensor | None, tensors: Sequence[Tensor]) -> None:
-        """Keep a check: whether all those of a stage hold, for these tensors."""
-        if self.ledger is None or holds is None:
+    def note(self, stage: Stage, tensors: Sequence[Tensor]) -> None:
+        """Keep the check of a replay of a stage with these tensors, which is about to be made."""
+        if self.ledger is None or stage.failures is None:
             return
-        values = [y.detach() for y in tensors]
-        call = self._replace(stage=stage, ledger=None, use=Use())
-        again = functools.partial(check_again, call, values)
-        self.ledger.checks.append(Check(holds, again))
+        # Without their graphs, whose nodes may hold the ledger.
+        values = [y if y.is_leaf else y.detach() for y in tensors]
+        again = functools.partial(check_again, self.root, stage, self.f, values)
+        self.ledger.checks.append(Check(stage.failures.last_seen(), again))
 
     def settle(self) -> None:
         """Make the checks, if it is for this call to do so."""
@@ -71,16 +74,16 @@ class CapturedCall(NamedTuple):
             yield
 
 
-def check_again(call: CapturedCall, values: Sequence[Tensor]) -> None:
+def check_again(root: Stage, stage: Stage, f: Map, values: Sequence[Tensor]) -> None:
     """Compute a stage operation by operation, and raise the error of the check that fails.
 
-    values: those of its tensors, as constants.
+    root: keeps the stage. values: those of its tensors, as constants.
     """
     leaves = []
-    for y, is_trained in zip(values, call.stage.is_trained, strict=True):
+    for y, is_trained in zip(values, stage.is_trained, strict=True):
         leaves.append(y.detach().requires_grad_(is_trained))
     with torch.enable_grad(), defer_checks() as checks:
-        call.stage.compute(call.f, leaves)
+        stage.compute(f, leaves)
     raise_failures(checks)
 
 
@@ -98,16 +101,13 @@ class ReplayedFunction(Function):
     def forward(ctx: ReplayContext, call: CapturedCall, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Replay the stage, and save the tensors in case its gradient must be computed."""
         stage = call.stage
-        call.note(stage, stage.replay(tensors[stage.own]), tensors)
+        call.note(stage, tensors)
+        stage.replay(tensors[stage.own])
         outputs = stage.copy_outputs()
         ctx.call = call
         ctx.turns = stage.turns
         ctx.set_materialize_grads(False)
-        constants = []
-        for y, is_differentiable in zip(outputs, stage.is_differentiable, strict=True):
-            if not is_differentiable:
-                constants.append(y)
-        ctx.mark_non_differentiable(*constants)
+        ctx.mark_non_differentiable(*[outputs[i] for i in stage.constants])
         ctx.save_for_backward(*tensors)
         return tuple(outputs)
 
@@ -139,14 +139,13 @@ class ReplayedFunction(Function):
                 grads = stage.compute_gradient(call.f, tensors, pattern, given, again)
         elif again:
             tensors = (*saved, *given)
-            outputs = ReplayedFunction.apply(call._replace(stage=captured), *tensors)
+            outputs = apply_replayed(call._replace(stage=captured), *tensors)
             grads = captured.assemble(tensors, outputs)
         else:
-            holds = captured.replay(given)
-            outputs = captured.copy_gradients()
             tensors = (*saved, *given)
-            call.note(captured, holds, tensors)
-            grads = captured.assemble(tensors, outputs)
+            call.note(captured, tensors)
+            captured.replay(given)
+            grads = captured.assemble(tensors, captured.copy_outputs())
         call.settle()
         return None, *fill_in(grads, wanted)
 
@@ -183,6 +182,12 @@ def fill_in(values: Results, places: Sequence[bool]) -> list[Tensor | None]:
     return filled
 
 
+def is_parameter(y: object) -> bool:
+    """isinstance(y, nn.Parameter), without the long look that torch takes at other tensors."""
+    kind = type(y)
+    return kind is Parameter or (kind is not Tensor and isinstance(y, Parameter))
+
+
 def data_key(y: Tensor) -> Hashable:
     """What must not change of an input for a graph to be replayed; its values are copied in."""
     return (y.shape, y.stride(), y.dtype, y.device, y.requires_grad)
@@ -191,6 +196,10 @@ def data_key(y: Tensor) -> Hashable:
 def weight_key(w: Tensor) -> Hashable:
     """What must not change of a weight for a graph to be replayed; it is read where it lies."""
     return (w.data_ptr(), w.shape, w.stride(), w.dtype, w.requires_grad)
+
+
+# torch.autograd.Function.apply without looking for transforms of torch.func: there are none.
+apply_replayed = super(Function, ReplayedFunction).apply
 
 
 class CapturedFunctions:
@@ -244,8 +253,8 @@ class CapturedFunctions:
         stage = self._take_recording(full_key, lambda: capture_function(f, data, weights), use)
         if stage is None:
             return None
-        tensors = (*data, *weights)
-        outputs = ReplayedFunction.apply(CapturedCall(stage, stage, f, ledger, use), *tensors)
+        tensors = (*unwrap_dead_wrappers(tuple(data)), *weights)
+        outputs = apply_replayed(CapturedCall(stage, stage, f, ledger, use), *tensors)
         return stage.assemble(tensors, outputs)
 
     def _take_recording(self, key: Hashable, build: Callable[[], Stage], use: Use) -> Stage | None:
@@ -272,7 +281,7 @@ class CapturedFunctions:
                     return False
                 if not self._capture_gradient(root, root.waiting.pop(0)):
                     # What computes a gradient computes its function again: better without graphs.
-                    self.cache.entries[key] = None
+                    self.cache.give_up(key)
                     return False
         return True
 

@@ -20,15 +20,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...checks import Check, all_hold, defer_checks
-from ...torch_internals import copy_all, unflatten
+from ...checks import Check, FailureCounts, FailurePlace, all_hold, defer_checks
+from ...torch_internals import copy_all
 from .capture import LastStream, capture_graph, prepare_stream
 
 # What a function returns: new tensors, its own arguments, and None; the last two at every replay.
 Results = Sequence[Tensor | None]
 Map = Callable[[Sequence[Tensor], Sequence[Tensor]], Results]  # (data, weights) -> results
 MOST_GRADIENTS = 4  # of one stage
-SMALL = 1 << 18  # numbers of a gradient that is copied together with others
+_failures: dict[torch.device, FailureCounts] = {}  # the tables that have places left
 
 
 class Pattern(NamedTuple):
@@ -37,6 +37,38 @@ class Pattern(NamedTuple):
     has_bar: tuple[bool, ...]  # for each output: does the gradient come through it?
     wanted: tuple[bool, ...]  # for each tensor: is the gradient by it needed?
     again: bool  # will the gradient itself be differentiated?
+
+
+class ArraysByType:
+    """Arrays with the same types at every call, copied with one launch for each type.
+
+    torch copies several arrays at once only if they are all of one type.
+    """
+
+    def __init__(self, arrays: Sequence[Tensor]) -> None:
+        places: dict[torch.dtype, list[int]] = {}
+        for i, y in enumerate(arrays):
+            places.setdefault(y.dtype, []).append(i)
+        self.groups = list(places.values())
+
+    def copy(self, sources: list[Tensor], targets: list[Tensor]) -> None:
+        """Copy each source to its target."""
+        if len(self.groups) == 1 and len(sources) > 1:
+            copy_all(sources, targets)
+            return
+        for group in self.groups:
+            if len(group) == 1:
+                targets[group[0]].copy_(sources[group[0]])
+            else:
+                copy_all([sources[i] for i in group], [targets[i] for i in group])
+
+
+def take_place(device: torch.device) -> FailurePlace:
+    """A place where the failures of a stage are counted; called by one recording at a time."""
+    table = _failures.get(device)
+    if table is None or table.taken == table.PLACES:
+        table = _failures[device] = FailureCounts(device)
+    return table.take_place()
 
 
 class Use:
@@ -104,16 +136,22 @@ class Stage:
             parent.pool if parent and shares_pool else torch.cuda.graph_pool_handle()
         )
         self.graph = torch.cuda.CUDAGraph()
-        self.checks.clear()  # those of the rehearsals
+        # Taken before the recording, if the rehearsals have made checks.
+        place = take_place(self.tensors[0].device) if self.checks else None
+        self.checks.clear()
         with capture_graph(self.graph, self.stream, self.pool):
             results = compute()
-            self.fine = all_hold(self.checks) if self.checks else None
+            self.failures = place if self.checks else None  # where those of replays are counted
+            if self.failures is not None:
+                self.failures.add(all_hold(self.checks).logical_not())
         self.checks.clear()
         self.is_none = [y is None for y in results]
         self.places = [place_of(y, self.tensors) for y in results]
         outputs = new_results(results, self.tensors)
         self.outputs = [y.detach() for y in outputs]
-        self.is_differentiable = [y.requires_grad for y in outputs]
+        self.constants = [i for i, y in enumerate(outputs) if not y.requires_grad]
+        self._copies_by_type = ArraysByType(self.copies)
+        self._outputs_by_type = ArraysByType(self.outputs)
         # Their history holds what the gradients read, which may be replayed more than once.
         self.graph_outputs = outputs if keeps_graph else self.outputs
 
@@ -138,42 +176,27 @@ class Stage:
         """Is one of the results one of the tensors itself?"""
         return any(place is not None for place in self.places)
 
-    def replay(self, values: Sequence[Tensor]) -> Tensor | None:
-        """Copy the values in and replay. Returns whether all checks hold; None if there are none.
-
-        The results are in `outputs` until the next replay.
-        """
+    def replay(self, values: Sequence[Tensor]) -> None:
+        """Copy the values in and replay. The results are in `outputs` until the next replay."""
         self.last_stream.wait()
-        if values:
-            copy_all(list(values), self.copies)
+        self._copies_by_type.copy(list(values), self.copies)
         self.turn += 1
         self.graph.replay()
-        return None if self.fine is None else self.fine.clone()
 
     def copy_outputs(self) -> list[Tensor]:
         """Copies of the outputs, which the next replay overwrites."""
-        return [y.clone() for y in self.outputs]
-
-    def copy_gradients(self) -> list[Tensor]:
-        """The same, for outputs that nobody differentiates: small ones as parts of one array."""
-        small = [y for y in self.outputs if self._is_small(y)]
-        if len(small) < 2:
-            return self.copy_outputs()
-        flat = small[0].new_empty(sum(y.numel() for y in small))
-        parts = unflatten(flat, small)
-        copy_all(small, list(parts))
-        remaining = iter(parts)
-        return [next(remaining) if self._is_small(y) else y.clone() for y in self.outputs]
-
-    def _is_small(self, y: Tensor) -> bool:
-        """Is an output small, and of the type of the first?"""
-        return y.numel() <= SMALL and y.dtype == self.outputs[0].dtype
+        # Each has memory of its own: it may be changed in place, or kept when others are not.
+        results = [torch.empty_like(y) for y in self.outputs]
+        self._outputs_by_type.copy(self.outputs, results)
+        return results
 
     def assemble(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor | None]:
         """The results of a replay: its outputs, some of the tensors, and None.
 
         tensors, outputs: in the place of the leaves and of the outputs of the graph.
         """
+        if len(outputs) == len(self.places):
+            return list(outputs)
         remaining = iter(outputs)
         results: list[Tensor | None] = []
         for is_none, place in zip(self.is_none, self.places, strict=True):
