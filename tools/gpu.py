@@ -1112,7 +1112,7 @@ def stepped(kind, options, dtype, device, edited):
     return [y.detach().cpu().double() for y in (*found, *by)]
 
 
-def steps(setting):
+def one_step(setting):
     """Calls of one step against the CPU in float64, by torch's own cells."""
     failures, count = [], 0
     sweep = co.nn.layers.run_sweep
@@ -1223,7 +1223,7 @@ GROUPS = {
         gradient_penalties,
         captures,
         modules,
-        steps,
+        one_step,
         shapes,
         train,
         steps,

@@ -80,7 +80,7 @@ MODES = {  # of (cell, d, size of a number): a chip, and what the geometry must 
     "parts, blocks": (lambda *given: tight(*given, rows=1), lambda g: g.parts > 1 and g.blocks > 1),
     "too large": (lambda *_: Mode(weights=16, shared=0, processors=1), lambda g: g is None),
     "too busy": (lambda *given: tight(*given, traffic=0), lambda g: g is None),
-    "tensor": (lambda *_: Mode(layout=Geometry(33, 1, 1, 8, 1, 2, 288)), lambda g: g.tensor),
+    "tensor": (lambda *_: Mode(layout=Geometry(33, 1, 1, 8, 1, 4, 288)), lambda g: g.tensor),
     "tensor, shared": (
         lambda *_: Mode(layout=Geometry(11, 3, 1, 8, 1, 1, 96)),  # units that fill no tile
         lambda g: g.tensor and g.parts == 3,
