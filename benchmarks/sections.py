@@ -39,7 +39,12 @@ SECTIONS: dict[str, dict[str, dict[str, object]]] = {
     "cuda": {
         "networks": {"rows": ("gradient",), "cells": NETWORKS, "peers": ("torch",), "repeat": 5},
         "own loop": {"rows": ("own-loop",), "cells": NETWORKS, "peers": (), "repeat": 5},
-        "gradient penalty": {"rows": ("gradient-penalty",), "cells": LAYERS, "peers": ()},
+        "gradient penalty": {
+            "rows": ("gradient-penalty",),
+            "cells": LAYERS,
+            "peers": (),
+            "repeat": 3,
+        },
         "other sizes": {
             "rows": ("gradient", "own-loop"),
             "cells": GATED,
@@ -47,12 +52,12 @@ SECTIONS: dict[str, dict[str, dict[str, object]]] = {
             "sizes": WIDE,
             "repeat": 5,
         },
-        "one step": {"rows": ("one-step",), "cells": LAYERS, "peers": ("torch",)},
+        "one step": {"rows": ("one-step",), "cells": LAYERS, "peers": ("torch",), "repeat": 3},
         "training step": {
             "rows": ("training-step",),
             "cells": NETWORKS,
             "peers": (),
-            "repeat": 3,
+            "repeat": 1,
         },
         "modules": {"rows": ("gradient",), "cells": LAYERS, "peers": ("torch",), "repeat": 3},
         "second derivatives": {
