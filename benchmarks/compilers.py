@@ -32,11 +32,11 @@ NAMES = (*(f"gcc-{n}" for n in range(11, 17)), *(f"clang-{n}" for n in range(14,
 AVX2 = ("-march=haswell",)
 VARIANTS: dict[str, tuple[str, ...]] = {
     "own flags": (),
-    "-O3": ("-O3",),
+    "-O2": ("-O2",),
     "512-bit vectors": ("-mprefer-vector-width=512",),
-    "-O3, 512-bit vectors": ("-O3", "-mprefer-vector-width=512"),
+    "-O2, 512-bit vectors": ("-O2", "-mprefer-vector-width=512"),
     "AVX2, own flags": AVX2,
-    "AVX2, -O3": (*AVX2, "-O3"),
+    "AVX2, -O2": (*AVX2, "-O2"),
 }
 EAGER = "eager"
 EAGER_AVX2 = "eager, AVX2"

@@ -29,7 +29,7 @@ from ....errors import MissingError, error_text
 USUAL_COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
     "-std=gnu11",
-    "-O2",
+    "-O3",  # with AVX2 some compilers need it for their fastest code
     "-fPIC",
     "-shared",
     "-pthread",
