@@ -24,7 +24,7 @@
 #endif
 
 struct Args {
-  real *X, *A, *Q, *LAM, *DEL, *MU, *NU;
+  real *X, *A, *Q, *LAM, *DEL, *MU, *NU, *ALONG;
   const real *BASE, *V, *W, *PAR, *SRC, *LAST, *SA, *LINK;
   int *K, *TOPS;
   const int *KS, *KEND, *KLAST, *LEN;

@@ -16,8 +16,8 @@ from .source import PREFACE, kernel_source
 
 # The arrays of struct Args in arguments.cuh.
 ARRAYS = (
-    "X", "A", "Q", "LAM", "DEL", "MU", "NU", "BASE", "V", "W", "PAR", "SRC", "LAST", "SA", "LINK",
-    "K", "TOPS", "KS", "KEND", "KLAST", "LEN", "STARTS",
+    "X", "A", "Q", "LAM", "DEL", "MU", "NU", "ALONG", "BASE", "V", "W", "PAR", "SRC", "LAST", "SA",
+    "LINK", "K", "TOPS", "KS", "KEND", "KLAST", "LEN", "STARTS",
 )  # fmt: skip
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_...

@@ -36,7 +36,7 @@ from .driver import (
     shared_memory_limit,
 )
 from .geometry import Geometry, choose_geometry
-from .source import MARK, pointwise_source
+from .source import MARK, passes_on, pointwise_source
 
 INTEGER_ARRAYS = {
     "K": torch.int32,
@@ -121,6 +121,7 @@ def array_sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
     gates = len(cell.gates) * d
     slots = len(cell.slots) * d
     step_arrays = dict.fromkeys(("A", "DEL", "NU", "BASE", "SA"), N * gates)
+    step_arrays["ALONG"] = (B + N) * d
     state_arrays = dict.fromkeys(("X", "LAM", "MU", "SRC"), (B + N) * slots)
     others = {
         "Q": N * len(cell.saved_nodes) * d,
@@ -348,14 +349,23 @@ def tangent(
     launch = make_launch("tangent", plan, W, x, x.shape[1])
     if launch is None:  # W does not fit on the chip, or a product for each step is faster
         return fused.tangent(plan, saved, W, g, ga, link)
-    mu = launch.array(rows.B + rows.N, x.shape[1], launch.exchanged)
+    along = None  # the slot of link_t mu_{t-1} that W reads
+    cell = plan.cell
+    d = launch.d
+    if link is not None and passes_on(cell, launch.geometry, d, x.element_size()):
+        along = launch.array(rows.B + rows.N, d, exchanged=True)
+    mu = launch.array(rows.B + rows.N, x.shape[1], launch.exchanged and along is None)
     nu = launch.array(rows.N, saved.a.shape[1])
     mu[: rows.B] = 0 if g is None else g[: rows.B]  # mu_0
+    if along is not None and link is not None and cell.read_slot is not None:
+        read = mu[: rows.B, cell.read_slot * d : (cell.read_slot + 1) * d]
+        along[: rows.B] = link.factor[: rows.B] * read
     launch.run(
         "tangent",
         (g is not None, ga is not None, link is not None),
         MU=mu,
         NU=nu,
+        ALONG=along,
         X=x,
         A=saved.a,
         Q=saved.q,

@@ -58,7 +58,7 @@ struct Gather {
 // and around the registers, and looked at there. Where a step has one item, the blocks of the group are just computing
 // them: each warp first waits for one value of every block whose units it reads; shift is the first of these units.
 #define COPIES (TENSOR && VEC == 4)
-#define COPIES_STATES (COPIES && READS_ONE >= 0 && !HAS_LINK)
+#define COPIES_STATES (COPIES && READS_ONE >= 0)
 #if COPIES
 __device__ __forceinline__ void copy_later(real* to, const real* from) {  // 16 bytes
 #ifdef __CUDA_ARCH__

@@ -104,14 +104,21 @@ KERNEL(forward) {
 #endif
 
 // ---- tangent: nu_t = ga_t + W r' m_t,  mu_t = g_t + f_x m_t + f_a nu_t,  m_t = link_t mu_{t-1}
+//
+// Blocks exchange mu. Where W reads one slot of m, and values are copied as they are, they exchange that slot of m instead.
 
 #ifdef TANGENT
+#define PASSES_ON (COPIES_STATES && HAS_LINK)
 __device__ __forceinline__ real link(const Args& a, long long row) { return HAS_LINK ? a.LINK[row] : (real)1; }
 KERNEL(tangent) {
   SHARED();
   const auto there = [&](const Item& m) { return [&](int r) { return m.live && m.t < length(a, m.row + r, end, steps); }; };
   const auto from = [&](const Item& m) {
-    return [&](int r, int unit, int s) { return ALONG_SLOT(s) ? a.MU + (m.before + m.row + r) * (S * D) + s * D + shift + unit : nullptr; };
+    return [&](int r, int unit, int s) {
+      const long long row = m.before + m.row + r;
+      if (PASSES_ON) return a.ALONG + row * D + shift + unit;
+      return ALONG_SLOT(s) ? a.MU + row * (S * D) + s * D + shift + unit : nullptr;
+    };
   };
 #if !COPIES_STATES
   Gather<S, DI> gather;
@@ -133,7 +140,7 @@ KERNEL(tangent) {
     }
   for (int i = 0; i < items; i++) {
     const Item m = item(a, i, steps, first, false), later = item(a, i + AHEAD, steps, first, false);
-    real now[EPT][NSTREAM + 1];
+    real now[EPT][NSTREAM + 1], next_link[EPT];
 #pragma unroll
     for (int e = 0; e < EPT; e++) {
 #pragma unroll
@@ -144,6 +151,8 @@ KERNEL(tangent) {
       }
       fetch(a, later, entry(a, later, e, part, end, steps), ahead[AHEAD - 1][e]);
       const Entry y = entry(a, m, e, part, end, steps);
+      const bool goes_on = PASSES_ON && EXCHANGED && y.act && m.t + 1 < y.n;
+      next_link[e] = goes_on ? link(a, state(a, m.t + 2) - a.B + y.b) : 0;
       if (!ON_CHIP) {
 #pragma unroll
         for (int s = 0; s < S; s++)
@@ -213,6 +222,8 @@ KERNEL(tangent) {
           mu[e][s] = z[s] + (HAS_S ? now[e][FIRST_S + s] : 0);
           a.MU[(m.after + y.b) * (S * D) + s * D + y.unit] = mu[e][s];
         }
+        if (PASSES_ON && EXCHANGED && m.t + 1 < y.n)
+          a.ALONG[(m.after + y.b) * D + y.unit] = mu[e][max(READS_ONE, 0)] * next_link[e];
       }
     }
   }

@@ -345,6 +345,18 @@ SOURCES: dict[str, Callable[..., KernelSource]] = {
 }
 
 
+def numbers_at_once(g: Geometry, d: int, size: int) -> int:
+    """How many numbers, of `size` bytes, a thread reads at once: four if rows allow it."""
+    return 4 if size == 4 and d % (4 * g.cluster) == 0 else 1
+
+
+def passes_on(cell: Cell, g: Geometry, d: int, size: int) -> bool:
+    """Whether the blocks of a tangent with links exchange what W reads, not mu (loops.cuh)."""
+    is_exchanged = g.parts > 1 or g.blocks > 1
+    is_copied = g.tensor > 0 and numbers_at_once(g, d, size) == 4
+    return is_exchanged and is_copied and cell.read_slot is not None
+
+
 @functools.cache
 def kernel_source(
     name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, uniform: bool, *options: bool
@@ -380,8 +392,7 @@ def kernel_source(
         "UNIFORM": int(uniform),
         "AHEAD": 3 if is_light else 1,
         "KEEP": placement.keep,
-        # numbers read at once, where rows allow it
-        "VEC": 4 if size == 4 and d % (4 * g.cluster) == 0 else 1,
+        "VEC": numbers_at_once(g, d, size),
         "DOUBLE": int(is_double),
         "TENSOR": int(g.tensor > 0),
         "MARK": f"{MARK[dtype]}LL" if is_double else str(MARK[dtype]),
