@@ -17,7 +17,7 @@ import torch
 
 from coadjoint.cells.formula import PRIMITIVES, Node, symbol
 from coadjoint.sweeps import pointwise
-from coadjoint.sweeps.engines.cuda import driver, geometry, source
+from coadjoint.sweeps.engines.cuda import driver, geometry, points, source
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
 from problems import CELLS, NEWER
 from sampling import one_in
@@ -196,7 +196,7 @@ def test_the_operations_of_all_formulas_compile(chip, dtype, tmp_path):
     x = symbol("x.0")
     nodes = tuple(Node(name, (x,)) for name in sorted(PRIMITIVES))
     op = pointwise.Pointwise((("x", (x,)),), (("y", nodes),), (), frozenset())
-    text = source.pointwise_source(op, (True,), 50, TYPES[dtype])
+    text = points.pointwise_source(op, (True,), 50, TYPES[dtype])
     used = compile_for(CHIPS[chip].arch, text, tmp_path)
     assert resident_blocks(used, 256, 0, CHIPS[chip]) >= 1, used
     assert used.spilled == 0

@@ -38,7 +38,7 @@ from ..objectives.losses import Output
 from ..sweeps.affine import affine
 from ..sweeps.layout import Layout
 from ..sweeps.rows import Rows
-from ..sweeps.torch_internals import has_parameter, named_parameters, own_parameters
+from ..sweeps.torch_internals import named_parameters, own_parameters
 from .interface import NetRun, SequenceNet
 
 Extra = Mapping[str, Tensor]  # weights of a readout other than V and b_o, and its dropout mask
@@ -270,7 +270,7 @@ class Readout(SequenceNet):
         yield from self._additions_to_V()
         if hasattr(self, "w_a"):
             yield "readout='attention'"
-        if not has_parameter(self, "V"):
+        if not isinstance(own_parameters(self).get("V"), nn.Parameter):  # it is computed
             yield "a parametrised V"
 
     def _additions_to_V(self) -> Iterator[str]:

@@ -178,8 +178,7 @@ def change_count(y: Tensor) -> int:
 
 def storage_address(storage: UntypedStorage) -> int:
     """The address of torch's record of the storage, the same for all tensors on it."""
-    address: int = storage._cdata
-    return address
+    return int(storage._cdata)
 
 
 def holder_count(storage: UntypedStorage) -> int:
@@ -189,8 +188,7 @@ def holder_count(storage: UntypedStorage) -> int:
 
 def unflatten(flat: Tensor, like: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """A flat array as views with the shapes of `like`, one after the other."""
-    views: tuple[Tensor, ...] = torch._utils._unflatten_dense_tensors(flat, like)
-    return views
+    return tuple(torch._utils._unflatten_dense_tensors(flat, like))
 
 
 def current_stream_address(device: torch.device) -> int:
@@ -242,11 +240,6 @@ def child_modules(module: nn.Module) -> list[tuple[str, nn.Module | None]]:
     return list(module._modules.items())
 
 
-def has_parameter(module: nn.Module, name: str) -> bool:
-    """Is there a parameter of that name that a parametrisation has not replaced?"""
-    return isinstance(module._parameters.get(name), nn.Parameter)
-
-
 def named_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """What module.named_parameters() lists, in a third of its time: many gradients ask for it."""
     if type(module).named_parameters is not nn.Module.named_parameters:  # wrappers have their own
@@ -283,14 +276,14 @@ def modules_within(module: nn.Module) -> list[nn.Module]:
 
 def parametrisations_within(module: nn.Module) -> list[nn.ModuleDict]:
     """Those of a module and the modules inside it, by the weight."""
-    every = [inner._modules.get("parametrizations") for inner in modules_within(module)]
-    return [y for y in every if isinstance(y, nn.ModuleDict)]
+    found = [inner._modules.get("parametrizations") for inner in modules_within(module)]
+    return [y for y in found if isinstance(y, nn.ModuleDict)]
 
 
 def buffers_within(module: nn.Module) -> list[Tensor]:
     """Those of a module and the modules inside it."""
-    every = [y for inner in modules_within(module) for y in inner._buffers.values()]
-    return [y for y in every if y is not None]
+    found = [y for inner in modules_within(module) for y in inner._buffers.values()]
+    return [y for y in found if y is not None]
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -318,8 +311,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def has_own_hooks(module: nn.Module) -> bool:
-    """Does this module have hooks of its own, or compiled code?"""
-    # Written out: a chain asks this of each of its maps at every run.
+    """Does this module have hooks of its own, or compiled code? Asked of many maps at each run."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -342,8 +334,7 @@ def has_global_hooks() -> bool:
 def exclude_from_compile(method: Method) -> Method:
     """Decorate a method that torch.compile must not trace."""
     # torch.compiler.disable would import all of torch.compile, which takes seconds.
-    excluded: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]
-    return cast(Method, excluded)
+    return cast(Method, torch._disable_dynamo(method))  # type: ignore[attr-defined]
 
 
 def fused_cell(name: str) -> Callable[..., Any]:
@@ -446,8 +437,7 @@ def sharded_modules() -> list[tuple[nn.Module, object]]:
 
 def is_idle(state: object) -> bool:
     """Is the sharded module with this state of fully_shard outside forward and backward?"""
-    # A state without the attribute counts as idle.
-    training_state = getattr(state, "_training_state", None)
+    training_state = getattr(state, "_training_state", None)  # without it: idle
     return getattr(training_state, "name", "IDLE") == "IDLE"
 
 

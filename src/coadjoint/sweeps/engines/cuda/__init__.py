@@ -2,6 +2,7 @@
 
 engine      the three loops, and pointwise operations
 source      the kernels' source: the formula, and templates (arguments.cuh, product.cuh, loops.cuh)
+points      the source of a pointwise operation
 geometry    how a network lies on the chip
 driver      compiling, keeping, loading and launching kernels
 capture     CUDA graphs: how operations are recorded, and which recordings are kept

@@ -36,7 +36,8 @@ from .driver import (
     shared_memory_limit,
 )
 from .geometry import Geometry, choose_geometry
-from .source import MARK, passes_on, pointwise_source
+from .points import pointwise_source
+from .source import MARK, passes_on
 
 INTEGER_ARRAYS = {
     "K": torch.int32,
