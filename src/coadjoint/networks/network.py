@@ -27,7 +27,7 @@ from ..sweeps.rows import Rows
 from ..sweeps.run import SweepRun
 from ..sweeps.wrappers import refuse_wrapper_around
 from .captured_runs import NetworkKey, Recordings, recordings_of
-from .effective_weights import EffectiveWeights, without_biases
+from .effective_weights import EffectiveWeights
 from .interface import check_positive
 from .readout import DROPOUT_MASK, Extra, Readout, check_dropout
 from .recurrence import Recurrence
@@ -289,7 +289,7 @@ class Network(Recurrence, Readout):
             V=V,
             b_o=b_o,
             extra=extra,
-            input_weights=without_biases(input_weights),
+            input_weights=input_weights,
             input_mask=input_mask,
             recordings=None if call is None else call.recordings,
         )

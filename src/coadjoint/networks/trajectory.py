@@ -19,7 +19,7 @@ from ..objectives.losses import LossLike
 from ..sweeps.costates import Costates, RecurrenceRun
 from ..sweeps.layout import check_dense, tensor_of
 from ..sweeps.torch_internals import forward_mode, forward_mode_is_on, innermost_transform
-from .effective_weights import InputWeights
+from .effective_weights import InputWeights, without_biases
 from .interface import holds_source
 from .judge import RunOutputs
 from .readout import Extra
@@ -85,7 +85,7 @@ class Trajectory(RecurrenceRun, RunOutputs):
     V: Tensor  # the weights of this run, which stay as they are when the network is trained on
     b_o: Tensor | None
     extra: Extra
-    input_weights: InputWeights | None  # without biases
+    input_weights: InputWeights | None  # of a replayed run without biases
     input_mask: Tensor | None = None  # the dropout mask of the inputs, [N, inputs]
     recordings: Recordings | None = None  # what may be captured of it and replayed
 
@@ -241,7 +241,7 @@ class Trajectory(RecurrenceRun, RunOutputs):
         du_rows = self.layout.flat(du)
         if self.input_mask is not None:
             du_rows = du_rows * self.input_mask
-        change_of_drive = net.drive(du_rows, self.input_weights)
+        change_of_drive = net.drive(du_rows, without_biases(self.input_weights))
         dx = self.run.push(*change_of_drive)
 
         def features(x: Tensor) -> Tensor:
