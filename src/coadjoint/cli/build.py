@@ -305,10 +305,13 @@ def try_out(net: AnyNetwork, batch: Batch, loss: LossLike, arguments: KeyValues,
 def network_of(config: Config, task: Task | File, device: str) -> AnyNetwork:
     """The network for a task or a stream, with its initial weights."""
     from .. import networks
+    from ..training.linear_start import repeated_inputs
     from ..training.model_schema import network_options
 
     with errors_name_flags():
         options = network_options(config.network, Shape.of(task), config.training.precision)
+        if config.network.persistence:
+            options["persistence"] = repeated_inputs(task, config.data.target is not None)
         net = networks.make(**options, seed=config.training.seed, device=device)
     # "each" averages over the layers, which is harmless where there is one.
     chooses_layers = config.gradient.penalty_on not in (None, "each")

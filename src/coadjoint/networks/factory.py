@@ -65,7 +65,7 @@ def make(
     std_out: float | None = None,
     forget_bias: float | None = None,
     gain: float | None = None,
-    persistence: bool | None = None,
+    persistence: bool | Sequence[int] | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     **options: Any,
@@ -80,7 +80,8 @@ def make(
     std_in, std_rec, std_out, forget_bias   scales of R, W and V apart, and the bias of forget
              gates: as in `initialise`
     gain     of a chain's orthogonal and Gaussian weights, 1 by default
-    persistence  with skip: begin as the forecast that everything stays as it is: see `persist_`
+    persistence  with skip: begin as the forecast that everything stays as it is. A list names the
+             input that each output repeats; True: the first ones. See `persist_`
     seed     of the weights, which are drawn on the CPU and then moved to `device`
     options  of `construct`: inputs=, outputs=, hidden=, readout=, layers=, ..., and the cell's own;
              of a chain those of `chain_factory.construct_chain`: chain=, autoencoder=, shape=, ...
@@ -93,7 +94,13 @@ def make(
         "64x30, activation='tanh', inputs=64, outputs=10, output='identity'"
     """
     if chain_factory.is_chain(options):
-        of_start = {"radius": radius, "inner": inner, "std": std, "init": init, "gain": gain}
+        of_start: dict[str, object] = {
+            "radius": radius,
+            "inner": inner,
+            "std": std,
+            "init": init,
+            "gain": gain,
+        }
         of_start |= {"std_in": std_in, "std_rec": std_rec, "std_out": std_out}
         of_start |= {"forget_bias": forget_bias, "persistence": persistence}
         refuse_options(chain_factory.list_idle_options({"cell": cell, **of_start, **options}))
@@ -118,8 +125,8 @@ def make(
     net = construct(cell, **options)
     initialiser |= {"std_in": std_in, "std_rec": std_rec, "std_out": std_out}
     initialise(net, name, seed=seed, forget_bias=forget_bias, **initialiser)
-    if persistence:
-        persist_(net)
+    if persistence is not None and persistence is not False:
+        persist_(net, None if persistence is True else persistence)
     return net.to(device)
 
 

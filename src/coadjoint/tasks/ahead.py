@@ -106,6 +106,16 @@ def ahead_of(description: Description) -> Ahead:
     return from_json(description.ahead)
 
 
+def present_inputs(description: Description) -> list[int]:
+    """Return the number of the input that holds the present value of each output of kind "next".
+
+    Outputs are scaled as these inputs are, so to repeat them is the forecast "nothing changes".
+    """
+    ahead = ahead_of(description)
+    places = [description.numeric.index(name) for name in ahead.predicted]
+    return [int(place) for place in ahead.spread(np.array(places))]
+
+
 def from_json(given: dict[str, Any]) -> Ahead:
     """Return what a description holds in plain types."""
     return Ahead(

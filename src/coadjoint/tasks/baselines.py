@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .ahead import ahead_of
+from .ahead import ahead_of, present_inputs
 from .linear import LinearModel, logistic_path, ridge_path
 from .season import MOST_SHORT_ROWS, season_of_values
 from .stored_sets import is_stored
@@ -270,14 +270,13 @@ def constant_baseline(task: JudgedCollection) -> Baseline:
 
 def last_value(task: JudgedCollection) -> Baseline:
     """Return the baseline that predicts the step it has just read."""
-    ahead = ahead_of(task.description)
-    columns = [task.description.numeric.index(name) for name in ahead.predicted]
+    columns = present_inputs(task.description)
     metrics = {}
     for split in task.splits:
         data = task.sets[split]
         entries, y = entries_of(data, every=True)
         now = Inputs("lags", 0, 0).rows(data, entries)
-        metrics[split] = judge(task, ahead.spread(now[:, columns]), y)
+        metrics[split] = judge(task, now[:, columns], y)
     return Baseline("last value", "the step before", metrics)
 
 

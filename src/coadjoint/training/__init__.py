@@ -13,7 +13,7 @@ loop, trainer      train: step, validate, save; trainer is the run in progress, 
 online, learning   learn: one update for each step of a stream; learning is the run in progress
 plan               the settings of both, checked once
 own_defaults       defaults for your own data, where nobody gave a setting
-linear_start       a start for short series: the linear forecast
+linear_start       starts for forecasts: nothing changes, or the linear forecast
 matching           whether a network fits its task
 step               batches, gradients and clipping of one step
 ahead              batches of generated tasks, drawn several at a time or while a GPU is at work

@@ -1,17 +1,39 @@
-"""A start for short series: the untrained network is the linear forecast of what it reads."""
+"""Starts for forecasts, which D of the readout makes: the network learns from there.
+
+repeated_inputs   nothing changes: each output repeats the present value of its column
+begin_linear_     for short series: the linear forecast of what the network reads
+"""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
 
 from ..networks.interface import Net
+from ..tasks.ahead import present_inputs
 from ..tasks.data import Data
 from ..tasks.linear import LinearModel, ridge_path
 from ..tasks.task import Sequences, Task
 
 HELD_OUT = 5  # the last of so many parts of the rows chooses the strength of the penalty
+
+
+def repeated_inputs(task: object, has_target: bool) -> Literal[True] | list[int]:
+    """Return the option `persistence` of `networks.make` for a task: what its outputs repeat.
+
+    For kind "next" that is the input with the present value of each predicted column, in the scale
+    of the output. True, the first inputs in their order, is for all other tasks, and for runs whose
+    columns nobody named as long as the network has no more outputs than inputs.
+
+    has_target: whether the columns to predict were named.
+    """
+    if not isinstance(task, Data) or task.description.kind != "next":
+        return True
+    columns = present_inputs(task.description)
+    return columns if has_target or len(columns) > task.inputs else True
 
 
 def begin_linear_(net: Net, task: Task) -> bool:

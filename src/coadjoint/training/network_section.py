@@ -122,8 +122,8 @@ class NetworkSection(Section):
     skip: bool | None = Field(None, description="add D u to the readout")
     persistence: bool | None = Field(
         None,
-        description="with --skip: begin with D = 1 and V = 0, the forecast that nothing changes; "
-        "with --lags: with the linear regression on what is read",
+        description="with --skip: begin with V = 0 and a D that repeats what is predicted, the "
+        "forecast that nothing changes; with --lags: with the linear regression on what is read",
     )
     decoder: str | None = Field(
         None, description="sequences: cell of the decoder; by default the encoder's last"

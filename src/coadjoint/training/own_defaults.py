@@ -126,7 +126,8 @@ def fill(config: Sections, given: SectionValues, task: Data) -> Filled:
     """
     filled = Filled()
     defaults = choose_defaults(config, given, task)
-    lags = task.description.ahead.get("lags")
+    ahead = task.description.ahead
+    lags = ahead.get("lags")
     if lags and "lags" not in given.get("data", {}):
         filled.put("data", lags=list(lags))
     if task.description.symbols == "character":
@@ -136,7 +137,7 @@ def fill(config: Sections, given: SectionValues, task: Data) -> Filled:
     fill_training(filled, defaults, config, given, task)
     fill_optimiser(filled, defaults, given)
     fill_warmup(filled, given, steps_of(filled, config, task))
-    describe(filled, config, bool(lags))
+    describe(filled, config, bool(lags) and not ahead["quantiles"])
     return filled
 
 
@@ -158,8 +159,11 @@ def choose_defaults(config: Sections, given: SectionValues, task: Data) -> OwnDe
     if ahead.get("lags") and not ahead["quantiles"]:
         is_short = task.sets["train"].steps().sum() <= MOST_SHORT_ROWS
         return SHORT_SERIES if is_short else SEASONAL_SERIES
-    is_next_step = task.description.kind == "next" and not ahead
-    return NEXT_STEP if is_next_step else EVERY_STEP
+    if task.description.kind != "next":
+        return EVERY_STEP
+    # Forecasts of other columns than all begin so if these were named, others as they always did.
+    is_named = given.get("data", {}).get("target") is not None
+    return NEXT_STEP if is_named or not ahead else EVERY_STEP
 
 
 def reads_lags(data: Mapping[str, object], cell: object) -> bool:
@@ -288,8 +292,11 @@ def fill_warmup(filled: Filled, given: SectionValues, steps: int) -> None:
         filled.put("optimiser", warmup=round(WARMUP_SHARE * steps))
 
 
-def describe(filled: Filled, config: Sections, has_lags: bool) -> None:
-    """A line on what was filled in, before the one on the length of the run."""
+def describe(filled: Filled, config: Sections, begins_linear: bool) -> None:
+    """A line on what was filled in, before the one on the length of the run.
+
+    begins_linear: whether --persistence is the start of `linear_start.begin_linear_`.
+    """
     network = filled.values.get("network", {})
     training = filled.values.get("training", {})
     optimiser = filled.values.get("optimiser", {})
@@ -304,8 +311,8 @@ def describe(filled: Filled, config: Sections, has_lags: bool) -> None:
     if "readout" in network:
         parts.append("mean over steps")
     if network.get("persistence"):
-        start = "forecast of a linear regression" if has_lags else "forecast that nothing changes"
-        parts.append(f"begins with the {start}")
+        start = "of a linear regression" if begins_linear else "that nothing changes"
+        parts.append(f"begins with the forecast {start}")
     for key in ("activation", "dropout"):
         if key in network:
             parts.append(f"{key} {network[key]}")
