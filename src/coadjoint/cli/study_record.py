@@ -158,6 +158,26 @@ def place_of(folder: Path, storage: str | None) -> StoragePlace:
     return parse_storage(storage or named, folder)
 
 
+def refuse_if_study(folder: Path, trials: int) -> None:
+    """Refuse a folder that holds a study, and say how to go on with it; trials: as many are wanted.
+
+    The record of a study may lie elsewhere, so that `coadjoint resume` needs its --storage.
+    """
+    if not (folder / "tune.json").exists():
+        return
+    plan = read_plan(folder)
+    words = ["coadjoint", "resume", str(folder)]
+    if plan["storage"] not in IN_FOLDER:
+        words += ["--storage", plan["storage"]]
+    resume = shlex.join(words)
+    more = trials if trials > plan["trials"] else 2 * plan["trials"]
+    count = "1 trial" if plan["trials"] == 1 else f"{plan['trials']} trials"
+    raise StorageError(
+        f"{folder} already holds a study of {count}. Go on with it: {resume}; for more trials: "
+        f"{resume} --trials {more}; or choose another --out."
+    )
+
+
 # Optuna's study
 
 

@@ -177,6 +177,7 @@ def begin_or_join(folder: Path, content: JsonObject, place: StoragePlace, is_nam
     from .study_queue import Turn
 
     if not is_named:
+        study_record.refuse_if_study(folder, content["trials"])
         refuse_if_occupied(folder)
     if not (folder / "tune.json").exists():
         study_record.find_elsewhere(place, content["study"], content, folder)
