@@ -109,7 +109,9 @@ def test_rows_that_a_set_lacks_are_told(tmp_path):
         prepared(tmp_path, path, **given)
     out = prepared(tmp_path, path, name="e.co", irregular="allow", **given)
     notes = json.loads((out / "description.json").read_text())["notes"]
-    assert "1 row without a value left out" in notes
+    assert "1 row with a missing input left out (--missing drop)" in notes
+    read = Data.read(out, split=(1, 0, 0)).summary(200)
+    assert "no input is missing after `coadjoint prepare` (--missing drop)" in read
     path = put(tmp_path, "f.csv", table(gaps={(0, 0)}))
     with pytest.raises(DataError, match="and sequence 's0' has none before it"):
         prepared(tmp_path, path, name="f.co", kind="classify", missing="ffill")

@@ -64,9 +64,8 @@ def fill_for_prediction(sheet: Sheet, missing: str, irregular: str) -> tuple[She
     if lost.any():
         what = "row" if sheet.shape is None else "sample"
         count = int(lost.sum()) // (math.prod(sheet.shape[1:]) if sheet.shape else 1)
-        note = f"{lacking(count, what, sheet)}: their predictions are empty"
-        if count == 1:
-            note = f"{lacking(count, what, sheet)}: its prediction is empty"
+        read = "it" if count == 1 else "them"
+        note = f"{lacking(count, what, sheet)}: the network does not read {read}"
         taken = sheet.take(~lost)
         is_left = taken.lengths > 0
         ids = [name for name, left in zip(sheet.ids, is_left, strict=True) if left]

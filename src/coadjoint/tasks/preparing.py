@@ -320,7 +320,7 @@ class Preparing:
         kind = self.options.kind
         if self.lost:
             rows = "1 row" if self.lost == 1 else f"{self.lost:,} rows"
-            self.notes.append(f"{rows} without a value left out")
+            self.notes.append(f"{rows} with a missing input left out (--missing drop)")
         reading: JsonDict = {
             "sep": self.options.sep,
             "decimal": self.options.decimal,
