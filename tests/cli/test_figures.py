@@ -298,6 +298,20 @@ def test_what_is_said_of_a_network_beside_baselines():
     assert [advice.is_gated(each) for each in (net, mixed)] == [True, False]
 
 
+def test_what_is_said_after_a_search_is_not_what_was_searched():
+    task = SimpleNamespace(splits=("valid",), selector=lambda metric: (metric, False))
+    net = co.Network("elman", inputs=1, hidden=2, outputs=2)
+    linear = Baseline("linear", "", {"valid": {"accuracy": 0.8}})
+    search = advice.Search(frozenset({"lr", "cell", "hidden"}), "coadjoint resume t --trials 8")
+    line = advice.advise_on_baseline(
+        net, task, [linear], {"valid": {"accuracy": 0.5}}, "accuracy", co.BPTT(), search
+    )
+    assert line == (
+        "The network does not beat the linear model on valid. What may help: more --epochs, "
+        "--penalty log-ratio or a longer search (coadjoint resume t --trials 8)."
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [({}, "--lags (1 and one season back)"), ({"lags": (1, 3, 4)}, "other --lags")],

@@ -96,8 +96,10 @@ class TestRows:
     def test_each_row_has_its_number_and_gaps_are_empty(self, coadjoint):
         write("new.csv", gap(series(), 0, 7, 8, 29))
         said = predict(coadjoint, "new.csv", "--missing", "drop", "--irregular", "allow")
-        assert "4 rows of new.csv lack a value: their predictions are empty" in said
-        assert said.splitlines()[-1] == "26 rows of 1 sequence -> p.csv"
+        assert "4 rows of new.csv lack a value: the network does not read them" in said
+        assert said.splitlines()[-1] == (
+            "26 rows of 1 sequence, and 4 rows without a prediction -> p.csv"
+        )
         rows = read("p.csv")
         assert list(rows[0]) == ["row", "day", "prediction"]
         assert [row["row"] for row in rows] == list(map(str, range(30)))
@@ -224,7 +226,7 @@ class TestRows:
         assert code == 0
         with open("p.csv", newline="") as plain:
             assert out == plain.read()
-        assert "1 row of new.csv lacks a value: its prediction is empty" in err
+        assert "1 row of new.csv lacks a value: the network does not read it" in err
 
     def test_arrow_formats(self, coadjoint):
         parquet = pytest.importorskip("pyarrow.parquet")
@@ -355,7 +357,9 @@ class TestWindows:
         lines = series(12, "who,day,height,load", ("x", "y")).splitlines(keepends=True)
         blank = "q,0,,1\nq,1,,1\n"
         write("new.csv", "".join(lines[:13]) + blank + "".join(lines[13:]))
-        predict(coadjoint, "new.csv", "--missing", "drop", "--whole")
+        said = predict(coadjoint, "new.csv", "--missing", "drop", "--whole")
+        assert "2 rows of new.csv lack a value: the network does not read them" in said
+        assert "2 sequences, and 1 sequence without a prediction -> p.csv" in said
         rows = read("p.csv")
         assert [(row["row"], row["who"], row["prediction"] == "") for row in rows] == [
             ("11", "x", False),
@@ -378,7 +382,7 @@ def test_samples_have_their_rows_and_ids(here, coadjoint):
     assert (code, err) == (0, "")
     write("new.csv", gap(series(names="name,height,load"), 2))
     said = predict(coadjoint, "new.csv", "--missing", "drop", "--keep", "load")
-    assert "1 sample of new.csv lacks a value: its prediction is empty" in said
+    assert "1 sample of new.csv lacks a value: the network does not read it" in said
     rows = read("p.csv")
     assert list(rows[0]) == ["row", "name", "load", "prediction"]
     assert (

@@ -146,6 +146,18 @@ def test_a_search_ranks_by_validation_and_sees_the_test_set_once(table, coadjoin
     assert (table / "s" / "study.db").read_bytes() == before
 
 
+@pytest.mark.slow
+def test_a_search_without_success_is_not_advised_to_search_anew(table, coadjoint):
+    words = ["--vary", "lr=1e-9..1e-8", "--cell", "gru", "--hidden", "2", "--epochs", "1"]
+    words += ["--trials", "1", "--jobs", "1", "--out", "s"]
+    code, out, err = coadjoint("tune", "--train", "data.csv", *words)
+    assert (code, err) == (0, "")
+    assert (
+        "What may help: more --epochs, --penalty log-ratio or a longer search (coadjoint resume s "
+        "--trials 2)." in out
+    )
+
+
 def test_the_importance_of_settings_is_shown_without_warnings(tmp_path, coadjoint):
     goal = study_record.SearchGoal("accuracy", "valid", lower=False)
     space = search_space.parse_space("lr=1e-3..1e-1 dropout=0..0.5")

@@ -121,6 +121,32 @@ def test_the_storage_that_a_folder_names_is_not_trusted(here, coadjoint):
     assert "the trials of s are recorded in journal:j: give it as --storage" in err
 
 
+@pytest.mark.parametrize(
+    ("storage", "planned", "wanted", "message"),
+    [
+        (
+            None,
+            4,
+            9,
+            "my study already holds a study of 4 trials. Go on with it: coadjoint resume "
+            "'my study'; for more trials: coadjoint resume 'my study' --trials 9; or choose "
+            "another --out.",
+        ),
+        ("journal:", 1, 1, "a study of 1 trial. Go on with it: coadjoint resume 'my study'; "),
+        (None, 4, 2, "coadjoint resume 'my study' --trials 8; or"),
+        ("journal:j", 4, 4, "coadjoint resume 'my study' --storage journal:j; for more trials: "),
+    ],
+)
+def test_a_folder_with_a_study_says_how_to_go_on(
+    here, coadjoint, storage, planned, wanted, message
+):
+    lay_out(here / "my study", storage, trials=planned)
+    words = ["tune", *TASK, "--trials", str(wanted), "--out", "my study"]
+    code, out, err = coadjoint(*words)
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    assert message in err
+
+
 def test_a_wrong_file_of_trials_is_told_from_a_lost_one(here, coadjoint):
     lay_out(here / "s", "sqlite:///t.db", trials=1)
     (here / "t.db").unlink()

@@ -536,6 +536,32 @@ def test_a_network_in_text_is_its_sizes_without_empty_modules():
     assert not [line for line in lines if "Dict(" in line or "List(" in line]
 
 
+def test_a_network_in_text_names_activation_options_and_type():
+    sizes = {"inputs": 2, "hidden": 4, "outputs": 3}
+
+    def words(net):
+        return repr(net).removesuffix(")")
+
+    assert "(elman, activation='tanh', inputs=2" in words(co.Network("elman", **sizes))
+    net = co.Network("unicornn", **sizes, eps=0.5, activation=torch.relu, dtype=torch.float64)
+    assert "(unicornn, eps=0.5, activation='relu', inputs=2" in words(net)
+    assert words(net).endswith("output='identity', dtype=float64, engine='auto'")
+    assert words(copy.deepcopy(net)) == words(net)
+    assert words(net.float()).endswith("output='identity', engine='auto'")
+    assert "(scrn-learned, activation='sigmoid', inputs" in words(
+        co.Network("scrn-learned", **sizes)
+    )
+    stack = co.Stack(["elman", "elman"], **sizes, activation="relu", dtype=torch.float64)
+    assert words(stack).startswith("Stack([elman, elman], activation='relu', inputs=2, hidden=4")
+    assert "dtype=float64" in words(stack)
+    assert "[elman(activation='tanh'), gru], inputs" in words(co.Stack(["elman", "gru"], **sizes))
+    assert "dtype=float64" in words(co.EncoderDecoder("gru", **sizes).double())
+    assert "dtype=float64" in words(co.networks.make(chain="4x3", inputs=2, outputs=3).double())
+    deep = co.Network("deep-transition", **sizes, depth=3, activation="relu")
+    assert "depth=3, activation='relu', shortcut=False" in words(deep)
+    assert "layers=2, eps=0.03, alpha=0.9" in words(co.Network("unicornn-layers", **sizes))
+
+
 def test_a_network_in_text_shows_the_modules_of_its_user():
     class Step(torch.nn.Module):
         def __init__(self):

@@ -215,7 +215,7 @@ BAD = {
         ["every value of 'c' is missing"]),
     "emptied": ("id,a,target\nx,,u\ny,1,d\n", {"missing": "drop"}, ["'x'", "length 0"]),
     "nothing of its own to fill from": ("id,a,target\nx,1,u\nx,1,u\ny,,d\n", {"missing": "ffill"},
-        ["d.csv:4 column 'a'", "none before it"]),
+        ["d.csv:4 column 'a'", "1 of 2 sequences has no value at all ('y')", "--features"]),
     "nothing next": ("id,a\nx,1\nx,1\ny,1\ny,1\nz,1\nz,1\n", {"kind": "next"}, ["constant"]),
 }  # fmt: skip
 

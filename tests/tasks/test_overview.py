@@ -47,7 +47,7 @@ def test_counts_of_a_classification(tmp_path):
 @pytest.mark.parametrize(
     ("missing", "words"),
     [
-        ("drop", "1 row with a missing value left out (--missing drop)"),
+        ("drop", "1 row with a missing input left out (--missing drop)"),
         ("ffill", "1 value filled from the row before (--missing ffill)"),
         ("mask", "1 value masked, in a; another input of the network marks them (--missing mask)"),
     ],
@@ -69,9 +69,29 @@ def test_samples_with_a_missing_value(tmp_path):
     path = put(tmp_path, "w.csv", table(rows))
     text = Data.read(path, rows="samples", missing="drop", split=(0.5, 0.25, 0.25)).summary()
     assert "data      w.csv: 9 samples\n" in text
-    assert "missing   1 sample with a missing value left out (--missing drop)" in text
+    assert "missing   1 sample with a missing input left out (--missing drop)" in text
     assert "split     train 4 samples, valid 2, test 2" in text
     assert "steps" not in text
+
+
+def test_counts_of_what_is_left_out_add_up(tmp_path):
+    """Of five samples without a target, four lack an input, too, and are counted once."""
+    rows = [(i, i * i % 7, "" if i < 6 else i % 4, "" if 2 <= i < 7 else i) for i in range(20)]
+    path = put(tmp_path, "w.csv", table(rows))
+    given = {"rows": "samples", "kind": "regress", "missing": "drop"}
+    text = Data.read(path, split=(0.5, 0.25, 0.25), **given).summary(200)
+    assert "6 samples with a missing input left out (--missing drop)" in text
+    assert f"1 of 14 samples of {path} has no target and is left out" in text
+    rows = [("s", i, "" if i < 6 else i % 4, "" if 4 <= i < 7 else i) for i in range(40)]
+    path = put(tmp_path, "v.csv", table(rows))
+    given = {"kind": "regress", "at": "every", "missing": "drop"}
+    text = Data.read(path, split=(0.5, 0.25, 0.25), window=4, **given).summary(200)
+    assert "7 rows with a missing input or target left out (--missing drop)" in text
+    given |= {"at": "last", "split": (0.5, 0.25, 0.25), "window": 4}
+    rows[9] = ("s", 9, 1, "")
+    data = Data.read(put(tmp_path, "u.csv", table(rows)), **given)
+    assert "6 rows with a missing input left out (--missing drop)" in data.summary(200)
+    assert "1 of 8 windows of" in data.summary(200)
 
 
 def test_a_time_among_the_features_is_pointed_out(tmp_path):

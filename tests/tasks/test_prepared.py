@@ -109,10 +109,22 @@ def test_rows_that_a_set_lacks_are_told(tmp_path):
         prepared(tmp_path, path, **given)
     out = prepared(tmp_path, path, name="e.co", irregular="allow", **given)
     notes = json.loads((out / "description.json").read_text())["notes"]
-    assert "1 row without a value left out" in notes
+    assert "1 row with a missing input left out (--missing drop)" in notes
+    read = Data.read(out, split=(1, 0, 0)).summary(200)
+    assert "no input is missing after `coadjoint prepare` (--missing drop)" in read
     path = put(tmp_path, "f.csv", table(gaps={(0, 0)}))
     with pytest.raises(DataError, match="and sequence 's0' has none before it"):
         prepared(tmp_path, path, name="f.co", kind="classify", missing="ffill")
+
+
+def test_a_set_with_an_empty_column_is_not_filled(tmp_path):
+    lines = [f"{i},{t}.5,,p" for i in range(3) for t in range(4)]
+    path = put(tmp_path, "d.csv", "\n".join(["id,a,b,label", *lines, ""]))
+    with pytest.raises(DataError, match=r"'b': every value is missing\. Leave the column out with"):
+        prepared(tmp_path, path, kind="classify", missing="ffill")
+    path = put(tmp_path, "e.csv", "\n".join(["id,a,b,label", *lines, "3,1,2,p", ""]))
+    with pytest.raises(DataError, match=r"e\.csv:2 column 'b': the value is missing and sequence"):
+        prepared(tmp_path, path, name="e.co", kind="classify", missing="ffill")
 
 
 @pytest.mark.usefixtures("rows_per_chunk")

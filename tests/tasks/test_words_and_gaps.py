@@ -337,6 +337,27 @@ def test_what_ffill_cannot_fill_is_listed_by_row_with_its_sequence(tmp_path):
     assert places == [f"{line} {complaint.format(name)}" for line, name in expected]
 
 
+def test_a_column_that_is_empty_in_sequences_takes_one_line(tmp_path):
+    blank = [("p", t) for t in range(10)]
+    path = put(tmp_path, "d.csv", days(blank=blank))
+    with pytest.raises(DataError) as caught:
+        Data.read(path, kind="next", time="day", missing="ffill")
+    assert str(caught.value) == (
+        f"{path}:3 column 'a': 1 of 2 sequences has no value at all ('p'), so --missing ffill has "
+        "nothing to fill from. Leave the column out with --features, remove these sequences, or "
+        "pass --missing mask."
+    )
+    # A gap at the beginning of another sequence is still listed by its row.
+    path = put(tmp_path, "e.csv", days(blank=[*blank, ("q", 0)]))
+    with pytest.raises(DataError) as caught:
+        Data.read(path, kind="next", time="day", missing="ffill")
+    lines = str(caught.value).split("\n")
+    assert [line.split(",")[0] for line in lines[1:]] == [
+        f"{path}:3 column 'a': 1 of 2 sequences has no value at all ('p')",
+        f"{path}:2 column 'a': the value is missing and sequence 'q' has none before it",
+    ]
+
+
 def test_one_row_is_not_rows(tmp_path):
     options = {"kind": "next", "time": "day", "irregular": "allow", "split": (1, 0, 0)}
     path = put(tmp_path, "d.csv", days(blank=[("p", 4)]))

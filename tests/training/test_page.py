@@ -200,6 +200,7 @@ def pages(tmp_path_factory):
     write_chain(root / "autoencoder", layers=4, pictures=restored(), config="autoencoder: [32, 8]")
     write_chain_comparison(root / "chains")
     write_run(root / "short", steps=3, solved=2, every=1, length=5, status="failed")
+    write_run(root / "two probes", steps=50, solved=40, every=20, length=5)
     write_run(
         root / "plain", steps=900, solved=10**9, probes=False, penalised=False, status="interrupted"
     )
@@ -251,6 +252,7 @@ FIGURES = {
     "autoencoder": 10,
     "chains": 4,
     "short": 11,
+    "two probes": 11,
     "plain": 4,
     "faint": 1,
     "cut": 1,
@@ -410,6 +412,26 @@ def test_rows_with_times_have_no_numbers_below_them(browser, pages):
     )
     assert below
     assert all(text.startswith("2020-") for text in below), below
+
+
+def test_the_steps_of_costates_end_at_the_last_probe(browser, pages):
+    """The probes of a short run are far apart: the last one has no room beyond it."""
+    browser.open(pages["two probes"])
+    x, _ = place(browser, "costates")  # scrolls to it
+    numbers = browser.ask(
+        "[...document.querySelectorAll('#figure-costates .plot > svg text[text-anchor=end]')]"
+        ".map(text => text.textContent).filter(text => /^[0-9]+$/.test(text)).map(Number)"
+    )
+    assert numbers
+    top, bottom = browser.ask(
+        "(() => { const b = document.querySelector('#figure-costates svg .blank')"
+        ".getBoundingClientRect(); return [b.top, b.bottom]; })()"
+    )
+    steps = []
+    for at in (top + 2, bottom - 2):
+        browser.mouse("mouseMoved", x, at)
+        steps.append(int(re.match(r"step (\d+)", tip(browser, "costates"))[1]))
+    assert steps[1] <= min(numbers) < max(numbers) <= steps[0]
 
 
 def test_the_value_of_a_pixel_is_the_one_recorded(browser, pages):

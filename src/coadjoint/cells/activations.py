@@ -35,3 +35,13 @@ def activation_function(activation: Activation) -> ActivationFunction:
     if callable(activation):
         return activation
     return ACTIVATIONS[choose("activation", activation, ACTIVATIONS)]
+
+
+def activation_name(activation: object) -> str:
+    """The name of an activation, or that of a function; "a function" of one without a name."""
+    if isinstance(activation, str):
+        return activation
+    for name, function in ACTIVATIONS.items():
+        if function is activation:
+            return name
+    return str(getattr(activation, "__name__", "a function"))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..errors import InputError, KindError, choose
-from .activations import Activation, activation_function
+from .activations import Activation, activation_function, activation_name
 from .parameters import ParameterOptions
 from .step_type import Step as Step
 from .step_type import new_parameter as new_parameter
@@ -172,6 +172,12 @@ class DeepTransition(Step):
         if self.S is not None:
             matrices.append(self.S)
         return matrices
+
+    def extra_repr(self) -> str:
+        """The sizes and the options, for torch's repr."""
+        phi = activation_name(self.phi)
+        own = f"depth={len(self.rest) + 1}, activation={phi!r}, shortcut={self.S is not None}"
+        return f"{super().extra_repr()}, {own}"
 
     def forward(self, u: Tensor, h: Tensor) -> Tensor:
         """The new h from u and h, by the equations of the class."""

@@ -105,8 +105,9 @@ class UnICORNNLayers(Step):
         return []
 
     def extra_repr(self) -> str:
-        """The sizes, for torch's repr."""
-        return f"{super().extra_repr()}, layers={self.layers}"
+        """The sizes and the constants of the equations, for torch's repr."""
+        own = f"layers={self.layers}, eps={self.eps:g}, alpha={self.alpha:g}"
+        return f"{super().extra_repr()}, {own}"
 
     def forward(self, u: Tensor, x: Tensor | tuple[Tensor, ...]) -> Tensor:
         """The new state [B, 2 layers hidden], by the equations of the class."""

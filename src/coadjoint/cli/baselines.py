@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .program import print_escaped, print_table
 
 if TYPE_CHECKING:
+    from ..training.advice import Search
     from ..training.progress import Result
     from .build import Job
     from .schema import Config
@@ -21,8 +22,11 @@ def asked_metrics(config: Config) -> list[str]:
     return names
 
 
-def print_baselines(result: Result, job: Job) -> None:
-    """Print the metric of the network and of the baselines on each held-out set, and advice."""
+def print_baselines(result: Result, job: Job, search: Search | None = None) -> None:
+    """Print the metric of the network and of the baselines on each held-out set, and advice.
+
+    search: the one that found the settings of the run, if there was one.
+    """
     from ..tasks.judging import JudgedCollection
     from ..training import advice
     from ..training.metric_names import metric_label
@@ -42,8 +46,9 @@ def print_baselines(result: Result, job: Job) -> None:
     for each in task.baselines:
         if each.name in ("linear", "seasonal naive"):
             print_escaped(f"{each.name}: {each.about}")
+    method = job.arguments["gradient"]
     line = advice.advise_on_baseline(
-        job.network, task, computed, result.metrics, metric, job.arguments["gradient"]
+        job.network, task, computed, result.metrics, metric, method, search
     )
     if line is not None:
         print_escaped(line)

@@ -158,6 +158,35 @@ def place_of(folder: Path, storage: str | None) -> StoragePlace:
     return parse_storage(storage or named, folder)
 
 
+def resume_command(folder: Path, plan: JsonObject, trials: int | None = None) -> str:
+    """The command that goes on with a study, perhaps with more trials in all.
+
+    The record of a study may lie elsewhere, so that `coadjoint resume` needs its --storage.
+    """
+    words = ["coadjoint", "resume", str(folder)]
+    if plan["storage"] not in IN_FOLDER:
+        words += ["--storage", plan["storage"]]
+    if trials is not None:
+        words += ["--trials", str(trials)]
+    return shlex.join(words)
+
+
+def refuse_if_study(folder: Path, trials: int) -> None:
+    """Refuse a folder that holds a study, and say how to go on with it.
+
+    trials: the number that is wanted, which may be larger than that of the study.
+    """
+    if not (folder / "tune.json").exists():
+        return
+    plan = read_plan(folder)
+    more = trials if trials > plan["trials"] else 2 * plan["trials"]
+    count = "1 trial" if plan["trials"] == 1 else f"{plan['trials']} trials"
+    raise StorageError(
+        f"{folder} already holds a study of {count}. Go on with it: {resume_command(folder, plan)}"
+        f"; for more trials: {resume_command(folder, plan, more)}; or choose another --out."
+    )
+
+
 # Optuna's study
 
 

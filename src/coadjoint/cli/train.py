@@ -38,6 +38,7 @@ from .together import Processes, joined_processes
 
 if TYPE_CHECKING:
     from ..tasks.task import Task
+    from ..training.advice import Search
     from ..training.loggers import Logger
     from ..training.progress import Result
     from ..training.run_folder import RunFolder
@@ -64,11 +65,12 @@ def run_training(
     resume: bool = False,
     fallback: bool = False,
     distributed: bool = False,
+    search: Search | None = None,
 ) -> None:
     """Train, print the outcome, write the report.
 
     resume: continue from the last checkpoint; fallback: from the one before if it is damaged.
-    distributed: as rank 0 of several processes.
+    distributed: as rank 0 of several processes. search: the one that found the settings.
     A run that fails or is interrupted has a report as well.
     """
     from ..errors import NumericalError
@@ -98,7 +100,7 @@ def run_training(
         page = pages.write(folder)
     if not quiet:
         print_outcome(result, job.task)
-        print_baselines(result, job)
+        print_baselines(result, job, search)
         print_escaped(f"run:    {folder}\nreport: {page}")
 
 

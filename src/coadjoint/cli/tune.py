@@ -177,6 +177,7 @@ def begin_or_join(folder: Path, content: JsonObject, place: StoragePlace, is_nam
     from .study_queue import Turn
 
     if not is_named:
+        study_record.refuse_if_study(folder, content["trials"])
         refuse_if_occupied(folder)
     if not (folder / "tune.json").exists():
         study_record.find_elsewhere(place, content["study"], content, folder)
@@ -317,9 +318,14 @@ def retrain(folder: Path, values: SectionValues, quiet: bool) -> None:
     import shutil
 
     from ..training import files
+    from ..training.advice import Search
     from ..training.run_folder import RunFolder
+    from . import search_space, study_record
     from .train import run_training, settings_writer
 
+    plan = study_record.read_plan(folder)
+    keys = frozenset(dimension.key for dimension in search_space.parse_space(plan["space"]))
+    longer = study_record.resume_command(folder, plan, 2 * plan["trials"])
     target = folder / "best"
     files.is_real_folder(target)  # refuses a link
     job = build.build(setting_flags.resolve(None, values))
@@ -333,7 +339,7 @@ def retrain(folder: Path, values: SectionValues, quiet: bool) -> None:
         print("training with the best settings:")
     run = RunFolder(target, settings_writer(job))
     with run.hold(new=True):
-        run_training(job, run, quiet)
+        run_training(job, run, quiet, search=Search(keys, longer))
 
 
 def resume_study(

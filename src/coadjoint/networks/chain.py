@@ -36,6 +36,7 @@ from .interface import Net, check_positive
 from .maps import Conv, Dense, Flatten, MaxPool, Tied
 from .maps.starts import draw_weights
 from .stretches import LinearStretch, MapStretch, Stretch
+from .text import dtype_texts
 from .written_layers import WrittenLayers
 
 SHORTEST_STRETCH = 2  # dense layers; a single one gains nothing from a sweep
@@ -245,10 +246,10 @@ class Chain(Net):
 
     def extra_repr(self) -> str:
         """The text between the brackets of repr(chain)."""
-        if self.text is None:
-            return f"output={self.output!r}"
-        sizes = f"inputs={self.inputs}, outputs={self.outputs}"
-        return f"{self.text}, {sizes}, output={self.output!r}"
+        words = []
+        if self.text is not None:
+            words = [self.text, f"inputs={self.inputs}, outputs={self.outputs}"]
+        return ", ".join([*words, f"output={self.output!r}", *dtype_texts(self)])
 
     @property
     def as_chain(self) -> Chain:

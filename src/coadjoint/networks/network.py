@@ -31,7 +31,7 @@ from .effective_weights import EffectiveWeights
 from .interface import check_positive
 from .readout import DROPOUT_MASK, Extra, Readout, check_dropout
 from .recurrence import Recurrence
-from .text import output_text, sizes_text
+from .text import dtype_texts, option_texts, output_text, sizes_text
 from .trajectory import Trajectory
 
 CAPTURED_ENGINES = ("cuda", "scan")
@@ -149,9 +149,10 @@ class Network(Recurrence, Readout):
 
     def extra_repr(self) -> str:
         """The text between the brackets of repr(net)."""
-        sizes = sizes_text(self.inputs, [self.hidden], self.outputs)
-        answer = f"readout={self.summary or self.readout!r}, {output_text(self.output)}"
-        return f"{self.name}, {sizes}, {answer}, engine={self._engine!r}"
+        words = [self.name, *option_texts(self.cell)]
+        words += [sizes_text(self.inputs, [self.hidden], self.outputs)]
+        words += [f"readout={self.summary or self.readout!r}", output_text(self.output)]
+        return ", ".join([*words, *dtype_texts(self), f"engine={self._engine!r}"])
 
     @property
     def one_layer(self) -> Network:

@@ -36,7 +36,7 @@ from .interface import SequenceNet, check_positive
 from .layer_stack import SWITCHES, CellLike, Layers, make_cell, option_names
 from .network import Network
 from .readout import TensorOptions
-from .text import compact_repr, output_text, sizes_text
+from .text import compact_repr, dtype_texts, layers_text, output_text, sizes_text
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -208,13 +208,14 @@ class EncoderDecoder(SequenceNet):
 
     def extra_repr(self) -> str:
         """The text between the brackets of repr(net)."""
-        cells = ", ".join(directions[0].name for directions in self.encoder.by_layer)
-        words = [f"[{cells}] to {self.decoder.name}"]
+        first = [directions[0] for directions in self.encoder.by_layer]
+        names, options = layers_text([each.name for each in first], [each.cell for each in first])
+        words = [f"{names} to {self.decoder.name}", *options]
         words += [name for name in SWITCHES if getattr(self.encoder, name)]
         if not self.attention:
             words.append("no attention")
         words += [sizes_text(self.inputs, [self.hidden], self.outputs)]
-        words += [output_text(self.output), f"engine={str(self.engine)!r}"]
+        words += [output_text(self.output), *dtype_texts(self), f"engine={str(self.engine)!r}"]
         return ", ".join(words)
 
     __repr__ = compact_repr

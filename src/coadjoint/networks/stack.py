@@ -46,7 +46,7 @@ from .layers import (
 )
 from .readout import DROPOUT_MASK, Extra, Readout, check_dropout
 from .recurrence import Recurrence
-from .text import compact_repr, output_text, sizes_text
+from .text import compact_repr, dtype_texts, layers_text, output_text, sizes_text
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -349,13 +349,14 @@ class Stack(Readout):
 
     def extra_repr(self) -> str:
         """The text between the brackets of repr(net)."""
-        cells = ", ".join(directions[0].name for directions in self.layers.by_layer)
-        words = [f"[{cells}]"]
+        first = [directions[0] for directions in self.layers.by_layer]
+        names, options = layers_text([each.name for each in first], [each.cell for each in first])
+        words = [names, *options]
         words += [name for name in SWITCHES if getattr(self.layers, name)]
-        hidden = [directions[0].hidden for directions in self.layers.by_layer]
+        hidden = [each.hidden for each in first]
         words += [sizes_text(self.inputs, hidden, self.outputs)]
         words += [f"readout={self.summary or self.readout!r}", output_text(self.output)]
-        words += [f"engine={self.layers.by_layer[0][0]._engine!r}"]
+        words += [*dtype_texts(self), f"engine={first[0]._engine!r}"]
         return ", ".join(words)
 
     __repr__ = compact_repr

@@ -30,6 +30,13 @@ class PreparedSheet:
     pieces: list[Piece]
     notes: tuple[str, ...] = ()
 
+    @property
+    def unit(self) -> str:
+        """What a piece is: a "sequence", a "window" of one, or a "sample"."""
+        lengths = self.sheet.lengths
+        is_whole = all(stop - start == lengths[i] for i, start, stop in self.pieces)
+        return self.sheet.unit if is_whole else "window"
+
     def name(self, i: int) -> str:
         """Return the name of piece i: that of its sequence, with the rows if it is only a part."""
         sequence, start, stop = self.pieces[i]
@@ -183,7 +190,10 @@ def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> Pre
                 "target",
             )
         problems.raise_if_any()
-    note = f"{sum(lacking)} {sheet.unit}s of {sheet.path} have no target and are left out"
+    # Those that gaps in the inputs have cost already are not among them.
+    have = "has no target and is" if sum(lacking) == 1 else "have no target and are"
+    which = f"{sum(lacking):,} of {len(lacking):,} {cut.unit}s of {sheet.path}"
+    note = f"{which} {have} left out"
     with_target = [piece for piece, lacks in zip(cut.pieces, lacking, strict=True) if not lacks]
     return replace(cut, pieces=with_target, notes=(*cut.notes, note))
 

@@ -64,9 +64,8 @@ def fill_for_prediction(sheet: Sheet, missing: str, irregular: str) -> tuple[She
     if lost.any():
         what = "row" if sheet.shape is None else "sample"
         count = int(lost.sum()) // (math.prod(sheet.shape[1:]) if sheet.shape else 1)
-        note = f"{lacking(count, what, sheet)}: their predictions are empty"
-        if count == 1:
-            note = f"{lacking(count, what, sheet)}: its prediction is empty"
+        read = "it" if count == 1 else "them"
+        note = f"{lacking(count, what, sheet)}: the network does not read {read}"
         taken = sheet.take(~lost)
         is_left = taken.lengths > 0
         ids = [name for name, left in zip(sheet.ids, is_left, strict=True) if left]
@@ -142,6 +141,22 @@ def complain_of_first_gap(place: str, name: str) -> str:
     )
 
 
+def complain_of_empty(sheet: Sheet, j: int, empty: np.ndarray) -> str:
+    """Return an error's text on a feature j that has no value at all in some sequences.
+
+    empty [sequences]: in which of them.
+    """
+    first = int(sheet.starts[int(np.argmax(empty))])
+    names = [name for name, is_empty in zip(sheet.ids, empty, strict=True) if is_empty]
+    have = "has" if len(names) == 1 else "have"
+    total = f"{len(empty):,} sequence{'s' * (len(empty) != 1)}"
+    return (
+        f"{sheet.place(first, sheet.features[j])}: {len(names):,} of {total} {have} no value at "
+        f"all ({quote_names(names, 3)}), so --missing ffill has nothing to fill from. Leave the "
+        "column out with --features, remove these sequences, or pass --missing mask."
+    )
+
+
 def drop_rows(sheet: Sheet, kind: str, at: str) -> Sheet:
     """Return the sheet without the rows that lack an input, or a target that each row must have.
 
@@ -199,7 +214,13 @@ def fill_forward(sheet: Sheet) -> Sheet:
         return sheet
     filled = carried_forward(sheet)
     problems = Problems(sheet.path)
-    left = np.argwhere(np.isnan(filled))
+    unfilled = np.isnan(filled)
+    for j in np.flatnonzero(unfilled.any(0)).tolist():
+        empty = np.logical_and.reduceat(gaps[:, j], sheet.starts)  # [sequences]
+        if empty.any():
+            problems.add(complain_of_empty(sheet, j, empty))
+            unfilled[:, j] &= ~np.repeat(empty, sheet.lengths)
+    left = np.argwhere(unfilled)
     for r, j in left[np.argsort(sheet.lines[left[:, 0]], kind="stable")]:
         name = sheet.ids[int(np.searchsorted(sheet.starts, r, "right")) - 1]
         problems.add(complain_of_first_gap(sheet.place(r, sheet.features[j]), name), "ffill")

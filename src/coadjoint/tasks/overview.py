@@ -50,6 +50,7 @@ class GapOverview:
     values_filled: int = 0
     values_masked: int = 0
     masked: list[str] = field(default_factory=list)  # features
+    is_prepared: bool = False  # gaps were dealt with when the set was written
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class Overview:
         parts = []
         if gaps.rows_left_out:
             rows = count(gaps.rows_left_out, unit)
-            parts.append(f"{rows} with a missing value left out (--missing drop)")
+            parts.append(f"{rows} with a missing {self._needed()} left out (--missing drop)")
         if gaps.values_filled:
             values = count(gaps.values_filled, "value")
             parts.append(f"{values} filled from the row before (--missing ffill)")
@@ -176,7 +177,13 @@ class Overview:
             values = count(gaps.values_masked, "value")
             marked = f"in {shorten(gaps.masked)}; another input of the network marks them"
             parts.append(f"{values} masked, {marked} (--missing mask)")
-        return parts or [f"no input is missing (--missing {gaps.policy})"]
+        after = " after `coadjoint prepare`" if gaps.is_prepared else ""
+        return parts or [f"no input is missing{after} (--missing {gaps.policy})"]
+
+    def _needed(self) -> str:
+        """What a row or sample is left out without; those without a target may have a note."""
+        has_targets = self.kind in ("classify", "regress") and self.at == "every"
+        return "input or target" if has_targets and self.unit != "sample" else "input"
 
     def _describe_splits(self) -> str:
         """The numbers of pieces, and of their steps, in each split."""
@@ -274,6 +281,7 @@ def overview_of_gaps(
         values_filled=values if policy == "ffill" else 0,
         values_masked=values if policy == "mask" else 0,
         masked=list(description.masked),
+        is_prepared=any(isinstance(sheet, StoredSheet) for sheet in sheets.values()),
     )
 
 

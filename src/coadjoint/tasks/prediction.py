@@ -67,14 +67,22 @@ class Prediction:
 
     @property
     def summary(self) -> str:
-        """How much was predicted, in words: "240 rows of 40 sequences"."""
+        """How much was predicted, in words: "240 rows of 40 sequences".
+
+        Rows (samples, sequences) that cannot be predicted are counted apart: they are in the table.
+        """
         sequences = len(self.cut.sheet.lengths)
         text = f"{sequences} {self.unit}{'s' * (sequences != 1)}"
+        noun = self.unit
         if self.description.at == "every":
-            return f"{self.row_count} rows of {text}"
-        if len(self) > sequences:
-            return f"{len(self)} windows of {text}"
-        return text
+            noun = "row"
+            text = f"{self.row_count} rows of {text}"
+        elif len(self) > sequences:
+            text = f"{len(self)} windows of {text}"
+        empty = len(self.asked.row) - len(self.asked.place)
+        if not empty:
+            return text
+        return f"{text}, and {empty} {noun}{'s' * (empty != 1)} without a prediction"
 
     def batches(self, n: int = 1000) -> Iterator[tuple[list[str], Batch]]:
         """Yield (ids, batch) of at most n sequences, in the order of the file.

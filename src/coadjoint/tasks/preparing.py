@@ -59,6 +59,7 @@ class Preparing:
         self.notes: list[str] = []
         # Of the sequence that is being written.
         self.id: str | None = None
+        self.unfilled: dict[int, str] = {}  # complaints by feature, if none has a value so far
         self.last_time: float | int | None = None
         self.last_row: np.ndarray | None = None
         self.hash = hashlib.blake2b(digest_size=16)
@@ -284,10 +285,13 @@ class Preparing:
         filled = carried_forward(part)
         if self.last_row is not None:
             filled = np.where(np.isnan(filled), self.last_row, filled)
-        gaps = np.argwhere(np.isnan(filled))
-        if len(gaps):
-            place = sheet.place(rows.start + int(gaps[0][0]), self.features[int(gaps[0][1])])
-            raise DataError(complain_of_first_gap(place, str(self.id)))
+        for r, j in np.argwhere(np.isnan(filled)).tolist():
+            if j not in self.unfilled:
+                place = sheet.place(rows.start + r, self.features[j])
+                self.unfilled[j] = complain_of_first_gap(place, str(self.id))
+        for j, complaint in self.unfilled.items():
+            if self.moments.count[j] or not np.isnan(sheet.u[:, j]).all():
+                raise DataError(complaint)
         self.last_row = filled[-1]
         return filled
 
@@ -320,7 +324,7 @@ class Preparing:
         kind = self.options.kind
         if self.lost:
             rows = "1 row" if self.lost == 1 else f"{self.lost:,} rows"
-            self.notes.append(f"{rows} without a value left out")
+            self.notes.append(f"{rows} with a missing input left out (--missing drop)")
         reading: JsonDict = {
             "sep": self.options.sep,
             "decimal": self.options.decimal,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ..gradients.method import Method
 from ..gradients.penalised import Penalised
@@ -27,6 +28,16 @@ BASELINES = {
     "seasonal naive": "the seasonal naive forecast",
 }
 ROLLING = "`coadjoint forecast RUN FILE --rolling 24` compares forecasts of several steps."
+
+
+class Search(NamedTuple):
+    """A search for settings by which those of a network were found.
+
+    keys: of the settings that it varied. longer: the command that tries more of them.
+    """
+
+    keys: frozenset[str]
+    longer: str
 
 
 def is_gated(net: Net) -> bool:
@@ -108,13 +119,15 @@ def advise_on_baseline(
     metrics: Mapping[str, Mapping[str, float]],
     metric: str,
     method: Method,
+    search: Search | None = None,
 ) -> str | None:
     """A line for a network that does not beat the best baseline; None if it does.
 
     metrics: of the network, by split. They are compared on the validation set, or on the test set
     if there is no other. A network whose metric cannot be better than it is needs no advice. One
     that is better on the validation set and worse on the test set is told so, without advice:
-    settings are not to be chosen by the test set.
+    settings are not to be chosen by the test set. search: the one that found the settings, whose
+    keys are not advised again.
     """
     split = "valid" if "valid" in task.splits else task.splits[-1]
     lower = task.selector(metric)[1]
@@ -128,7 +141,7 @@ def advise_on_baseline(
     if is_better or is_perfect:
         return compare_on_test(task, baselines, metrics, metric)
     name = BASELINES.get(baseline.name, baseline.name)
-    remedies = list_words(remedies_for(net, task, method))
+    remedies = list_words(remedies_for(net, task, method, search))
     line = f"The network does not beat {name} on {split}. What may help: {remedies}."
     return f"{line} {ROLLING}" if is_forecast(task) else line
 
@@ -138,29 +151,36 @@ def is_forecast(task: Task) -> bool:
     return isinstance(task, JudgedCollection) and task.description.kind == "next"
 
 
-def remedies_for(net: Net, task: Task, method: Method) -> list[str]:
+def remedies_for(net: Net, task: Task, method: Method, search: Search | None) -> list[str]:
     """What may help a network that does not beat a baseline."""
-    remedies = ["more --epochs", "another --lr"]
+    remedies = {"epochs": "more --epochs", "lr": "another --lr"}
     if isinstance(task, JudgedCollection) and task.description.kind == "next":
         remedies = remedies_for_forecasts(task)
     if net.sample_axis == 1 and not is_gated(net):
-        remedies.append("--cell gru or lstm")
+        remedies["cell"] = "--cell gru or lstm"
     if not isinstance(method, Penalised) and not is_forecast(task):
         penalty = "isometry" if net.sample_axis == 0 else "log-ratio"
-        remedies.append(f"--penalty {penalty}")
-    return [*remedies, "a search for settings (coadjoint tune)"]
+        remedies["penalty"] = f"--penalty {penalty}"
+    if search is None:
+        return [*remedies.values(), "a search for settings (coadjoint tune)"]
+    untried = [text for key, text in remedies.items() if key not in search.keys]
+    return [*untried, f"a longer search ({search.longer})"]
 
 
-def remedies_for_forecasts(task: JudgedCollection) -> list[str]:
-    """What may help a network that is to predict next steps, by what has been tried already."""
+def remedies_for_forecasts(task: JudgedCollection) -> dict[str, str]:
+    """What may help a network that is to predict next steps, by key, besides what was tried."""
     ahead = task.description.ahead
     if ahead.get("lags"):
         # Longer training made forecasts of short series worse: see docs/forecasting.md.
-        remedies = ["another --seed", "other --lags"]
+        remedies = {"seed": "another --seed", "lags": "other --lags"}
     else:
-        remedies = ["more --epochs", "another --lr", "--lags (1 and one season back)"]
+        remedies = {
+            "epochs": "more --epochs",
+            "lr": "another --lr",
+            "lags": "--lags (1 and one season back)",
+        }
     if ahead.get("horizon", 1) == 1:
-        remedies.append("--horizon for several steps at once")
+        remedies["horizon"] = "--horizon for several steps at once"
     return remedies
 
 

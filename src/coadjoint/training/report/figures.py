@@ -252,6 +252,7 @@ class HeatMap:
             "total": len(values),
             "t": json_numbers(starts),
             "steps": json_numbers(steps, 12),
+            "last": json_numbers([aligned[-1].step], 12)[0],
             "cells": json_grid(cells),
             "span": colour_span(cells),
             "label": self.label,

@@ -394,6 +394,8 @@
     const edges = (v) => v.length === 1 ? [v[0] - 0.5, v[0] + 0.5]
       : [v[0] - (v[1] - v[0]) / 2, ...v.slice(1).map((b, k) => (v[k] + b) / 2), v.at(-1) + (v.at(-1) - v.at(-2)) / 2];
     const ex = edges(t), ey = edges(steps);
+    const counted = !figure.x; // steps and moments, or what its labels say
+    if (counted && !bands && steps.length > 1) { ey[0] = steps[0]; ey[steps.length] = figure.last ?? steps.at(-1); } // there is no step beyond
     box.top = 66;
     const wanted = Math.round((box.bottom - box.top) / 42);
     const y = linear(ey[0], ey.at(-1), box.bottom, box.top, wanted);
@@ -407,7 +409,6 @@
     const colours = cells.map((row) => row.map((v) => (v === null ? null : shade((v - low) / (high - low), ramp))));
     const image = (attributes, href) => svg("image", { preserveAspectRatio: "none", href, ...attributes }, root);
     image({ x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }, picture(width, height, (i, j) => colours[rows[j]][columns[i]]));
-    const counted = !figure.x; // steps and moments, or what its labels say
     const every = bands ? Math.ceil((14 * bands.length) / (box.bottom - box.top)) : 1;
     if (bands) for (let j = bands.length - 1; j >= 0; j -= every) fitted(svg("text", { x: box.left - 8, y: y.at(steps[j]) + 4, "text-anchor": "end" }, root), bands[j], box.left - 8);
     else for (const v of counted ? y.ticks.filter(Number.isInteger) : y.ticks) svg("text", { x: box.left - 8, y: y.at(v) + 4, "text-anchor": "end" }, root, show(v));
