@@ -672,7 +672,8 @@ def test_it_says_what_it_is():
     end = "output='softmax', engine='autograd'"
     assert tell() == f"[gru] to gru, inputs=2, hidden=3, outputs=4, {end}"
     assert tell("elman", layers=2, decoder="lstm", attention=False, bidirectional=True) == (
-        "[elman, elman] to lstm, bidirectional, no attention, inputs=2, hidden=3, outputs=4, " + end
+        "[elman, elman] to lstm, activation='tanh', bidirectional, no attention, "
+        f"inputs=2, hidden=3, outputs=4, {end}"
     )
     net = EncoderDecoder(["lstm", "gru"], inputs=2, hidden=3, outputs=4)
     assert net.engine == "autograd"
