@@ -339,7 +339,8 @@ def determinism(setting):
         if not setting.dry:
             device = problem.base.get_device()
             chip = driver.processor_count(device), driver.shared_memory_limit(device)
-            g = geometry.choose_geometry(problem.cell, d, problem.rows.B, 4, *chip)
+            clusters = driver.cluster_counts(device)
+            g = geometry.choose_geometry(problem.cell, d, problem.rows.B, 4, *chip, False, clusters)
             if g is None or not holds(g):
                 failures.append(f"{name}, d = {d}: the network lies otherwise on this chip, {g}")
         first = all_sweeps(problem)

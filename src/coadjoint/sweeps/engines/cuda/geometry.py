@@ -26,24 +26,20 @@ ENTRY_REGISTERS = 20
 STEP_REGISTERS = 160
 TRAFFIC = 14 << 20  # bytes that all blocks read per step; above it one product per step is faster
 # Microseconds on an H200, fitted to steps of 256 to 1,024 units and 64 to 512 samples.
-# With tensor cores: for a step; what an adjoint step takes beside that, and for each further item;
-# for what a warp does at once; for a million bytes that all blocks read, forwards and backwards;
-# for a thousand sums that a block adds up, and that it gives to its cluster; and a factor for units
-# that fill no vectors, or not all blocks.
+# With tensor cores (tensor_time):
 TENSOR_STEP = 0.4
-TENSOR_BACK = 4.8
-TENSOR_BACK_ITEM = 1.5
-TENSOR_INSTRUCTION = 0.0024
-TENSOR_READ = 0.26
-TENSOR_READ_BACK = 0.43
-TENSOR_SUM = 0.19
-CLUSTER_SUM = 0.14
-TENSOR_UNEVEN = 1.5
-# With one product per step: for a step, what an adjoint step takes beside that, and how many
-# operations the product does in one.
+TENSOR_BACK = 4.8  # of an adjoint step, beside that
+TENSOR_BACK_ITEM = 1.5  # of each further item of an adjoint step
+TENSOR_INSTRUCTION = 0.0024  # of a warp
+TENSOR_READ = 0.26  # of a million bytes that all blocks read
+TENSOR_READ_BACK = 0.43  # the same in an adjoint step
+TENSOR_SUM = 0.19  # of a thousand sums that a block adds up
+CLUSTER_SUM = 0.14  # of a thousand sums that it gives to its cluster
+TENSOR_UNEVEN = 1.5  # factor for units that fill no vectors, or not all blocks
+# With one product per step (product_time):
 PRODUCT_STEP = 12.0
-PRODUCT_BACK = 6.0
-PRODUCT_RATE = 32e6
+PRODUCT_BACK = 6.0  # of an adjoint step, beside that
+PRODUCT_RATE = 32e6  # operations in a microsecond
 LIMIT = 227 << 10  # bytes of shared memory that a block may have on a Hopper GPU
 
 
