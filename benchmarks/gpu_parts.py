@@ -26,6 +26,7 @@ from coadjoint.cli.bench.options import parse_sizes
 from coadjoint.cli.bench.problems import OURS, Size, size_text
 from coadjoint.cli.bench.subjects import SUBJECTS
 from coadjoint.cli.bench.tables import markdown_row
+from coadjoint.errors import CoadjointError
 
 SIZES = (
     "200x64x128,200x64x256,784x128x128,200x64x512,200x64x1024,100x256x512,150x64x768,1000x16x64,"
@@ -100,11 +101,17 @@ def measure(cell: str, size: Size) -> list[str]:
 
 def main() -> None:
     asked = parse_arguments()
+    try:
+        sizes = parse_sizes(asked.sizes)
+    except CoadjointError as error:
+        raise SystemExit(str(error)) from None
+    if not torch.cuda.is_available():
+        raise SystemExit("torch finds no GPU here, and this benchmark is for one.")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float32, milliseconds\n")
     print(markdown_row([*COLUMNS, "cuDNN plain"]))
     print("|---" * (len(COLUMNS) + 1) + "|", flush=True)
     for cell in asked.cells.split(","):
-        for size in parse_sizes(asked.sizes):
+        for size in sizes:
             print(markdown_row(measure(cell, size)), flush=True)
 
 

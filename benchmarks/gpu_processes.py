@@ -111,6 +111,8 @@ def main() -> None:
     if asked.worker:
         train_when_told(asked)
         return
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("torch finds no GPU here: give --device cpu to try this benchmark.")
     where = torch.cuda.get_device_name() if asked.device == "cuda" else "CPU"
     print(
         f"{where}, torch {torch.__version__}: {asked.cell}, T = {asked.T}, B = {asked.B}, "

@@ -25,6 +25,7 @@ from coadjoint.cli.bench.clock import time_calls
 from coadjoint.cli.bench.options import parse_sizes
 from coadjoint.cli.bench.problems import Size, size_text
 from coadjoint.cli.bench.tables import markdown_row
+from coadjoint.errors import CoadjointError
 from coadjoint.sweeps.engines.cuda import driver, engine
 from coadjoint.sweeps.engines.cuda.geometry import Geometry, tensor_geometries, tensor_time
 from coadjoint.sweeps.plan import Saved, SweepPlan
@@ -137,12 +138,18 @@ def print_line(name: str, size: Size, *texts: str) -> None:
 
 def main() -> None:
     asked = parse_arguments()
+    try:
+        sizes = parse_sizes(asked.sizes)
+    except CoadjointError as error:
+        raise SystemExit(str(error)) from None
+    if not torch.cuda.is_available():
+        raise SystemExit("torch finds no GPU here, and this benchmark is for one.")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, float32\n")
     print(f"clusters (size, how many at once): {driver.cluster_counts(0)}\n")
     print(markdown_row(list(COLUMNS)))
     print("|---" * len(COLUMNS) + "|", flush=True)
     for name in asked.cells.split(","):
-        for size in parse_sizes(asked.sizes):
+        for size in sizes:
             measure(name, size, asked.best)
 
 
